@@ -25,18 +25,19 @@ if TYPE_CHECKING:
 
 __all__ = ["PRECISIONS", "Call", "Runtime", "missing_ops"]
 
-#: float64 tests the algebra; float32 computes floats in float32; float16 rounds each value to its declared dtype
+#: float64 tests the algebra without rounding; float32 computes in float32; float16 rounds values to their declared
+#: dtype
 PRECISIONS = ("float64", "float32", "float16")
 
-#: the number of ops that an error about missing ops names for each op type
+#: the number of ops that an error about missing ops lists for each op type: enough to find them, and short
 _MAX_NAMES_PER_OP_TYPE = 3
 
 
 @synchronized
 def missing_ops(program: Any, function: str | None = None) -> list[tuple[str, str]]:
-    """List (op type, value name) of each op without a kernel, including nested blocks.
+    """List (op type, value name) of each op without a kernel, including ops in nested blocks.
 
-    Searches `function`, or all functions when it is None.
+    Only `function` is searched, or all functions if it is None.
     """
     kernels = load_kernels()
     functions = program.functions.values() if function is None else [_get_function(program, function)]
@@ -50,7 +51,7 @@ def missing_ops(program: Any, function: str | None = None) -> list[tuple[str, st
 
 @dataclass(frozen=True)
 class Call:
-    """One run of a function: its interpreter, the cells of its states, and the values of its inputs, in order."""
+    """One run of a function: the interpreter, the cells of the states, and the values of the inputs, in order."""
 
     block: Any
     machine: Interpreter
@@ -63,17 +64,23 @@ class Call:
 class Runtime:
     """Executes one function of `program`.
 
-    `precision` is one of `PRECISIONS`; `quirks` names published faults to imitate (see `QUIRKS`). `observer` is called
-    with (op, output variable, stored value) after each op that computes, nested blocks included; the value is a tensor
-    that must not be changed, or a list or string. `description`, the function's `ModelDescription` or
-    `FunctionDescription` proto, adds what a package declares about its inputs: enumerated and ranged shapes, images and
-    defaults. `finite_constants` reads constants with a magnitude of 65504 or more, including infinity, as numbers far
-    beyond any other: 1e6, and 3e4 at float16. `rounded_steps` rounds the intermediate results of recurrent steps as
-    float16 stores them. `partial_sums` is called with (op, bound) for each op that sums products, before its observer:
-    no partial sum of any element is larger than the bound. `departure` changes single ops as rewrites declare. With
-    `keeps_constants`, those that are converted are kept when they are read first, not at the second call: for what is
-    called several times. `like` is a runtime of the same function, with which this one shares what it prepares, and the
-    constants that are in the same dtype. A program that was edited between two calls runs in its edited form.
+    - `precision` is one of `PRECISIONS`.
+    - `quirks` are the names of published faults to imitate (see `QUIRKS`).
+    - `observer` is called with (op, output variable, stored value) after each op that computes, also in nested blocks.
+      The value is a tensor that must not be changed, or a list or string.
+    - `description` is the function's `ModelDescription` or `FunctionDescription` proto. It adds declarations of inputs
+      that the program lacks: enumerated and ranged shapes, images and defaults.
+    - `finite_constants` reads constants with a magnitude of 65504 or more, including infinity, as numbers far beyond
+      any other: 1e6, and 3e4 at float16.
+    - `rounded_steps` rounds the intermediate results of recurrent steps as float16 stores them.
+    - `partial_sums` is called with (op, bound) for each op that sums products, before `observer`. No partial sum of any
+      element is larger than the bound.
+    - `departure` changes single ops as rewrites declare.
+    - `keeps_constants` is for a runtime that is called several times: converted constants are cached when they are
+      first read, and not only at the second call.
+    - `like` is a runtime of the same function. This one shares its prepared data, and the constants of the same dtype.
+
+    A program that was edited between two calls runs in its edited form.
     """
 
     @synchronized
@@ -135,7 +142,7 @@ class Runtime:
         arrays, states = self._check_inputs(feeds, state or {})
         machine = self._make_interpreter()
         cells = self._state_cells(machine, states, state or {})
-        # Not a list: an input that is read early in the run is freed early.
+        # An iterator, not a list, so that an input that is read early in the run is also freed early.
         arguments = (
             cells[name] if name in cells else machine.keep(var, machine.precision.tensor(arrays[name]))
             for name, var in self._block.inputs.items()
@@ -158,7 +165,7 @@ class Runtime:
 
     @synchronized
     def join_call(self, call: Call) -> Interpreter:
-        """Return an interpreter at this precision on the values of `call`, of the same function at another one."""
+        """Return an interpreter at this precision that shares the values of `call`, a run at another precision."""
         machine = self._make_interpreter(call.joined)
         machine.env, machine.live = call.machine.env, call.machine.live
         return machine
@@ -167,9 +174,9 @@ class Runtime:
     def finish_call(
         self, call: Call, results: list[Any], state: MutableMapping[str, Any] | None
     ) -> dict[str, np.ndarray[Any, Any]]:
-        """Write the states of a run to `state`, and return its outputs by name; empties `results`.
+        """Write the states of a run to `state`, and return its outputs by name. `results` is empty afterwards.
 
-        Raises AnePassesError when a file of weights was written to during the run.
+        Raises AnePassesError if a weight file was modified during the run.
         """
         call.machine.prepared.constants.check_files()
         if state is not None:
@@ -187,7 +194,7 @@ class Runtime:
 
     @synchronized
     def compute(self, var: Any, ops: Sequence[Any], feeds: Mapping[str, Any]) -> np.ndarray[Any, Any]:
-        """Return the value of one variable of the function's own block, running no ops but `ops`, which it needs.
+        """Run only `ops` and return the value of `var`, a variable of the function's outermost block that needs them.
 
         States are read as zeros. Raises InputError as a call does.
         """
@@ -218,16 +225,16 @@ class Runtime:
         from .interpreter import Interpreter
 
         quirks = [*self._quirks, *[JoinedShapes(joined)] * (joined > 1)]
-        return Interpreter(self._kernels, self._prepare(), quirks, self._observer)
+        return Interpreter(self._kernels, self._prepare_function(), quirks, self._observer)
 
-    def _prepare(self) -> PreparedFunction:
-        """Return what is prepared of the function as it is now."""
+    def _prepare_function(self) -> PreparedFunction:
+        """Return the prepared function; it is prepared again if the program was edited."""
         from .numeric import Precision
         from .prepared_function import PreparedFunction
 
         if self._prepared is None or not self._prepared.is_current():
             precision = Precision(self.precision, self._finite_constants, self._rounded_steps)
-            like = None if self._like is None else self._like._prepare()
+            like = None if self._like is None else self._like._prepare_function()
             self._prepared = PreparedFunction(self._block, precision, keeps_constants=self._keeps_constants, like=like)
             refuse_excessive_peak(self._prepared, self._block)
         return self._prepared
@@ -275,7 +282,7 @@ def _get_function(program: Any, name: str) -> Any:
 
 
 def _refuse_contradictions(block: Any) -> None:
-    """Raise NotSupported where coremltools knows an op but does not accept its inputs and outputs in the package."""
+    """Raise NotSupported if coremltools defines an op but rejects its inputs and outputs in the package."""
     found = [op for op in iterate_nested_ops(block) if get_contradiction(op)]
     if found:
         first = found[0]

@@ -1,4 +1,4 @@
-"""Feed checks: compare what the user feeds with what the function declares (names, dtypes, ranks and extents)."""
+"""Feed checks: compare the feeds with the inputs that the function declares (names, dtypes, ranks and extents)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
 
 
 def split_inputs(function: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split a function's inputs into (those the user feeds, the states), each by name."""
+    """Split a function's inputs into (inputs to feed, states), each a dict by name."""
     fed: dict[str, Any] = {}
     states: dict[str, Any] = {}
     for name, var in function.inputs.items():
@@ -54,7 +54,7 @@ def check_feeds(declared: Mapping[str, Any], feeds: Mapping[str, Any]) -> dict[s
 
 
 def _check_value(who: str, value: Any, var: Any, symbols: dict[Any, tuple[int, str]]) -> np.ndarray[Any, Any]:
-    """Return `value` as an array. Raises InputError where it does not fit `var`.
+    """Return `value` as an array. Raises InputError if it does not fit `var`.
 
     The dtype and shape of an array stored in a file are checked before it is read.
     """
@@ -72,7 +72,7 @@ def _check_value(who: str, value: Any, var: Any, symbols: dict[Any, tuple[int, s
 def read_stored_feeds(declared: Mapping[str, Any], feeds: Mapping[str, Any]) -> dict[str, Any]:
     """Return the feeds with the arrays stored in files read.
 
-    Raises InputError where dtype or shape do not fit, before the array is read.
+    Raises InputError if dtype or shape do not fit, before the array is read.
     """
     return {name: _check_value(f"feed '{name}'", value, declared[name], {})
             if isinstance(value, StoredArray) and name in declared else value for name, value in feeds.items()}
@@ -115,7 +115,7 @@ def _describe_type(var: Any) -> str:
 
 
 def get_numpy_dtype(var: Any) -> np.dtype[Any]:
-    """Return the numpy dtype of an input or state. Raises NotSupported for what is neither a tensor nor a scalar."""
+    """Return the numpy dtype of an input or state. Raises NotSupported if it is neither a tensor nor a scalar."""
     inner = var.sym_type.wrapped_type() if types.is_state(var.sym_type) else var.sym_type
     if types.is_tensor(inner) or types.is_scalar(inner):
         with suppress(KeyError):

@@ -25,7 +25,7 @@ __all__ = ["Interpreter", "StateCell"]
 
 
 _STEPS_PER_PROGRESS_CHECK = 256
-"The number of loop steps between two checks of the clock for progress reports."
+"Loop steps between two checks of the clock for progress reports: a check at each step would slow short steps down."
 
 
 class StateCell:
@@ -56,7 +56,7 @@ class Interpreter:
         self._steps = 0
         self._started = time.monotonic()
         self._loops: list[list[Any]] = []
-        "The running loops, outermost first, each with its steps so far."
+        "The running loops, outermost first, each with the number of its current step."
         self._is_timed = self.budget.max_seconds is not None
         prepared.constants.check_files()
         prepared.constants.cache_read_constants(self._make_constant)
@@ -65,15 +65,15 @@ class Interpreter:
         """Return the value of `var` in the form kernels expect."""
         if id(var) in self.env:
             return self.precision.operand(self.env[id(var)])
-        return self.prepared.constants.get(var, self._make_constant)
+        return self.prepared.constants.get_operand(var, self._make_constant)
 
     def _make_constant(self, var: Any, passing: bool = False) -> Any:
-        """Compute the operand for a constant; `passing` if one op reads it and it is then dropped."""
+        """Compute the operand for a constant. `passing` is true if one op reads it and it is then dropped."""
         if is_lazy(var.op) and var.op.op_type != "const":
-            made = self._evaluate(var.op, passing)[var.op.outputs.index(var)]
+            made = self._evaluate_op(var.op, passing)[var.op.outputs.index(var)]
             return self.precision.operand(self.keep(var, made))
         held = get_typed_value(var)
-        value = held.read() if isinstance(held, LazyValue) else var.val  # what is unpacked to be read is not kept
+        value = held.read() if isinstance(held, LazyValue) else var.val  # `read` does not cache the unpacked elements
         if value is None:
             raise KeyError(f"variable '{var.name}' is read before it is computed")
         return self.precision.constant(value, passing) if is_tensor_value(value) else value
@@ -103,7 +103,7 @@ class Interpreter:
     def hold(self, key: int, value: Any) -> None:
         """Store the value of the variable with the id `key`."""
         self.env[key] = value
-        self.live.add(key, value)
+        self.live.add_value(key, value)
 
     def holds_bits(self, var: Any, value: Any) -> bool:
         """Return whether the stored value of `var` and `value` are tensors of one dtype and shape with equal bits."""
@@ -111,7 +111,7 @@ class Interpreter:
         return isinstance(held, torch.Tensor) and isinstance(value, torch.Tensor) and have_equal_bits(held, value)
 
     def is_wide(self, key: int) -> bool:
-        """Return whether the value of the variable with the id `key` is no tensor, or has float64 elements."""
+        """Return whether the value of the variable with the id `key` has float64 elements, or is not a tensor."""
         value = self.env.get(key)
         return not isinstance(value, torch.Tensor) or value.dtype == torch.float64
 
@@ -123,12 +123,13 @@ class Interpreter:
         return not value.is_floating_point() or bool(value.isfinite().all())
 
     def has_finite_sum(self, var: Any) -> bool:
-        """Return whether the elements of `var` have a finite sum, so that all are finite; faster than `is_finite`."""
+        """Return whether the sum of the elements of `var` is finite. Then all elements are; faster than `is_finite`."""
         value = self.env[id(var)]
         return isinstance(value, torch.Tensor) and (not value.is_floating_point() or math.isfinite(float(value.sum())))
 
     def find_largest_magnitude(self, var: Any) -> float:
-        """Return the largest magnitude of the finite elements of `var`; 0 where none is, or `var` is no tensor."""
+        """Return the largest magnitude of the finite elements of `var`; 0 without finite elements or for a non-tensor.
+        """
         value = self.operand(var)
         if not isinstance(value, torch.Tensor) or not value.numel():
             return 0.0
@@ -136,9 +137,9 @@ class Interpreter:
         return float(finite.abs_().max())
 
     def round_to_float32(self, var: Any, exactly: bool = False) -> bool:
-        """Store a float64 tensor at float32, if no finite element becomes infinite, or with `exactly` none changes.
+        """Store a float64 tensor as float32 if no finite element becomes infinite (with `exactly`: if none changes).
 
-        Returns whether it did. Ops at any precision read it.
+        Returns whether it was stored as float32. Ops at any precision can read it.
         """
         value = self.env[id(var)]
         if not isinstance(value, torch.Tensor) or value.dtype != torch.float64:
@@ -151,10 +152,10 @@ class Interpreter:
         return True
 
     def release(self, keys: Iterable[int]) -> None:
-        """Drop the values of variables, which nothing reads any more."""
+        """Drop the values of variables that no later op reads."""
         for key in keys:
             self.env.pop(key, None)
-            self.live.drop(key)
+            self.live.drop_value(key)
 
     @contextmanager
     def track_loop(self, op: Any) -> Iterator[Callable[[], None]]:
@@ -168,26 +169,27 @@ class Interpreter:
 
         def count_step() -> None:
             if most is not None and self._steps >= most:
-                self.budget.raise_steps_exceeded(self._where(), self._steps, time.monotonic() - self._started)
+                self.budget.raise_steps_exceeded(self._format_position(), self._steps, time.monotonic() - self._started)
             self._steps += 1
             loop[1] += 1
             if not self._steps % _STEPS_PER_PROGRESS_CHECK:
-                self.budget.report(self._where)
+                self.budget.report(self._format_position)
 
         try:
             yield count_step
         finally:
             self._loops.pop()
 
-    def _where(self) -> str:
+    def _format_position(self) -> str:
         """Format the running loops and the current step of each."""
         return ", in it ".join(f"while_loop '{op.outputs[0].name}' (step {step:,})" for op, step in self._loops)
 
     def check_time(self, op: Any) -> None:
-        """Raise LimitReached where `op` would run when the time is over."""
+        """Raise LimitReached, with the position of `op`, if the time limit is exceeded."""
         if self._is_timed and self.budget.is_time_over:
             name = op.outputs[0].name if op.outputs else op.name
-            self.budget.raise_time_exceeded(", in it ".join(filter(None, [self._where(), f"{op.op_type} '{name}'"])))
+            position = filter(None, [self._format_position(), f"{op.op_type} '{name}'"])
+            self.budget.raise_time_exceeded(", in it ".join(position))
 
     def _get_stored(self, var: Any) -> Any:
         return self.env[id(var)] if id(var) in self.env else self.keep(var, self.operand(var))
@@ -196,7 +198,7 @@ class Interpreter:
         """Run one op and store its outputs."""
         self.check_time(op)
         try:
-            for var, value in zip(op.outputs, self._evaluate(op)):
+            for var, value in zip(op.outputs, self._evaluate_op(op)):
                 stored = self.keep(var, value)
                 self.hold(id(var), stored)
                 if self.observer is not None:
@@ -211,11 +213,11 @@ class Interpreter:
         dtype = self.prepared.dtypes[var] if isinstance(value, torch.Tensor) else None
         return value if dtype is None else self.precision.store(value, dtype)
 
-    def _evaluate(self, op: Any, passing: bool = False) -> Sequence[Any]:
+    def _evaluate_op(self, op: Any, passing: bool = False) -> Sequence[Any]:
         inputs: Any = OpInputs(op, self, passing)
         faults = select_quirks(self.quirks, op) if self.quirks else ()
         try:
-            self.live.require(op, estimate_result_bytes(self.prepared, op, inputs))
+            self.live.require_room(op, estimate_result_bytes(self.prepared, op, inputs))
             for fault in faults:
                 inputs = fault.operands(op, inputs)
             results = self.kernels[op.op_type](op, inputs)
@@ -223,7 +225,7 @@ class Interpreter:
             for fault in faults:
                 outputs = tuple(fault.results(op, inputs, outputs))
         except AnePassesError:
-            raise  # the message already names the fault and the op, also in a nested block
+            raise  # the message already has the fault and the op, also for an op in a nested block
         except RuntimeError as error:
             if is_out_of_memory(error):
                 raise

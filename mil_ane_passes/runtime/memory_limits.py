@@ -1,7 +1,7 @@
-"""Memory limits of a run: checked before anything runs as far as shapes are known, else before each op runs.
+"""Memory limits of a run: values of static shape are checked before anything runs, the others before each op runs.
 
-The limit applies to the sum of the live values, since many systems promise memory that they do not have and end the
-process that uses it.
+The limit applies to the sum of the live values. A failed allocation cannot be relied on, because many systems promise
+more memory than they have and kill the process that uses it.
 """
 
 from __future__ import annotations
@@ -40,15 +40,16 @@ __all__ = [
 #: bytes of the widest element, float64 or int64: an upper bound, since the dtype is not read
 _ELEMENT_BYTES = 8
 _MAX_MEMORY_SHARE = 0.5
-"""The fraction of the machine's memory that values may take. The rest is for the weights, for the working memory of
-kernels (a convolution copies its input to another layout), and for other processes.
+"""The fraction of the machine's memory that values may use. The other half is for the weights, for the working memory
+of kernels (a convolution copies its input to another layout), and for other processes.
 """
 _KEPT_PART = 0.25
-"The fraction of the machine's memory that weights read from files may take; a run reads weights beyond it again."
-_MAX_UNCOUNTED_BYTES = 1 << 12
-"""Values of at most this many bytes are not counted: a thousand of them do not matter, and counting costs time in
-loops.
+"""The fraction of the machine's memory for cached weights; other weights are read from their files in each run.
+
+Half of the memory that `_MAX_MEMORY_SHARE` leaves, since kernels and other processes need the rest.
 """
+_MAX_UNCOUNTED_BYTES = 1 << 12
+"Values of at most this many bytes are not counted: a thousand of them are 4 MB, and counting costs time in loops."
 _OUT_OF_MEMORY_PATTERN = re.compile(r"can't allocate memory|not enough memory|Unable to allocate|you tried to allocate")
 _REQUESTED_BYTES_PATTERN = re.compile(r"you tried to allocate (\d+) bytes")
 _REMEDY = "expected a smaller input or fewer values at once; a machine or a limit (ulimit -v) with more memory"
@@ -57,8 +58,10 @@ _ALIASING_OPS = frozenset({"reshape", "squeeze", "expand_dims", "identity"})
 
 
 def refuse_oversized_values(ops: Iterable[Any]) -> None:
-    """Raise MemoryLimitReached when an op makes a value that, as far as its shape is known, takes over half of the
-    memory."""
+    """Raise MemoryLimitReached if an op makes a value that needs more than half of the memory.
+
+    A symbolic dimension counts as 1.
+    """
     most = _MAX_MEMORY_SHARE * _get_allowed_bytes()
     for op in ops:
         for var in filter(_is_tensor, op.outputs):
@@ -72,7 +75,8 @@ def refuse_oversized_values(ops: Iterable[Any]) -> None:
 
 
 def refuse_excessive_peak(prepared: PreparedFunction, block: Any) -> None:
-    """Raise MemoryLimitReached when the values alive at one op of `block` exceed it, as far as shapes are known."""
+    """Raise MemoryLimitReached if the values alive at one op of `block` exceed the limit; a symbolic size counts as 1.
+    """
     peak, op = _find_peak(prepared, block)
     most = _get_byte_limit()
     if peak > most:
@@ -82,7 +86,7 @@ def refuse_excessive_peak(prepared: PreparedFunction, block: Any) -> None:
 
 
 def _find_peak(prepared: PreparedFunction, block: Any) -> tuple[int, Any]:
-    """Return the most bytes that the values of `block` take at once, and the op where they do.
+    """Return the largest number of bytes that the values of `block` use at once, and the op at which they do.
 
     Values of nested blocks are included.
     """
@@ -92,7 +96,7 @@ def _find_peak(prepared: PreparedFunction, block: Any) -> tuple[int, Any]:
     users: dict[int, int] = {}
     total, peak, where = 0, 0, None
 
-    def hold(var: Any, memory_of: int | None) -> int:
+    def hold_value(var: Any, memory_of: int | None) -> int:
         key = memory_of if memory_of in held else id(var)
         owner[id(var)] = key
         users[key] = users.get(key, 0) + 1
@@ -100,10 +104,10 @@ def _find_peak(prepared: PreparedFunction, block: Any) -> tuple[int, Any]:
         return held[key] if key == id(var) else 0
 
     for var in steps.inputs:
-        total += hold(var, None)
+        total += hold_value(var, None)
     for op, finished in steps.ops:
-        source = prepared.inputs(op).get("x") if op.op_type in _ALIASING_OPS else None
-        total += sum(hold(var, owner.get(id(source))) for var in op.outputs)
+        source = prepared.get_inputs(op).get("x") if op.op_type in _ALIASING_OPS else None
+        total += sum(hold_value(var, owner.get(id(source))) for var in op.outputs)
         inner = max((_find_peak(prepared, each)[0] for each in op.blocks), default=0)
         if total + inner > peak:
             peak, where = total + inner, op
@@ -123,10 +127,10 @@ class LiveValues:
         self._memory: dict[int, int] = {}  # by variable: the address of its memory
         self._held: dict[int, list[int]] = {}  # by address: the bytes, and the number of variables that share them
 
-    def add(self, key: int, value: Any) -> None:
+    def add_value(self, key: int, value: Any) -> None:
         """Count `value`, which becomes the value of the variable `key`."""
         if key in self._memory:
-            self.drop(key)
+            self.drop_value(key)
         nbytes = getattr(value, "nbytes", 0)
         if nbytes <= _MAX_UNCOUNTED_BYTES:
             return
@@ -138,7 +142,7 @@ class LiveValues:
             self._held[place] = [nbytes, 1]
             self.bytes += nbytes
 
-    def drop(self, key: int) -> None:
+    def drop_value(self, key: int) -> None:
         """Stop counting the value of the variable `key`."""
         place = self._memory.pop(key, None)
         if place is None:
@@ -148,13 +152,13 @@ class LiveValues:
         if not held[1]:
             self.bytes -= self._held.pop(place)[0]
 
-    def require(self, op: Any, nbytes: int) -> None:
+    def require_room(self, op: Any, nbytes: int) -> None:
         """Raise MemoryLimitReached when `nbytes` of results of `op` exceed the limit together with the live values."""
         if nbytes and self.bytes + nbytes > self.most:
             raise MemoryLimitReached(
                 _format_limit_message(
                     op,
-                    f"makes {_format_bytes(nbytes)} beside {_format_bytes(self.bytes)} of values that are still needed",
+                    f"makes {_format_bytes(nbytes)} in addition to {_format_bytes(self.bytes)} of values still needed",
                     self.most,
                 )
             )
@@ -163,7 +167,7 @@ class LiveValues:
 def estimate_result_bytes(prepared: PreparedFunction, op: Any, inputs: Any) -> int:
     """Estimate the bytes of the results of `op`.
 
-    Uses the result shapes, or else the operands that determine them; returns 0 where neither is known.
+    Uses the result shapes, or else the operands that determine them; returns 0 if neither is known.
     """
     known = prepared.count_result_bytes(op)
     if known is not None:
@@ -204,7 +208,7 @@ def _infer_pad_shape(inputs: Any) -> list[int]:
     return [size + sum(pads[2 * (axis - axes[0]):][:2]) if axis in axes else size for axis, size in enumerate(sizes)]
 
 
-#: the result shape of ops whose sizes are operand values: an op of a few bytes may request any amount of memory
+#: the result shape of ops whose operands contain sizes: an operand of a few bytes may request any amount of memory
 _RESULT_SHAPES: dict[str, Any] = {
     "fill": lambda inputs: [int(each) for each in inputs.values("shape")],
     "tile": _infer_tile_shape,
@@ -232,8 +236,8 @@ def refuse_allocation(op: Any, error: BaseException, live: LiveValues) -> NoRetu
     requested = _REQUESTED_BYTES_PATTERN.search(str(error))
     amount = f"{_format_bytes(int(requested[1]))} more" if requested else "as much memory as it needs"
     raise MemoryLimitReached(
-        f"{_describe_op(op)}: the system does not give {amount}, beside {_format_bytes(live.bytes)} of values "
-        f"that are still needed; {_REMEDY}"
+        f"{_describe_op(op)}: the system does not provide {amount}, in addition to {_format_bytes(live.bytes)} of "
+        f"values that are still needed; {_REMEDY}"
     ) from error
 
 
@@ -245,7 +249,7 @@ def _format_limit_message(op: Any, what: str, most: float) -> str:
 
 
 def _describe_limit() -> str:
-    """Say what the limit follows from."""
+    """Describe the origin of the limit: the machine, or the option `max_memory`."""
     most = get_current_budget().max_bytes
     return "on this machine" if most is None else f"with {format_option_values('max_memory', _format_bytes(most))}"
 
@@ -261,7 +265,7 @@ def _format_bytes(nbytes: float) -> str:
 
 
 def _count_static_bytes(prepared: PreparedFunction, var: Any) -> int:
-    """Count the bytes of `var` in its stored form, as far as its shape is known."""
+    """Count the bytes of `var` in its stored form; a symbolic dimension counts as 1."""
     if not get_type_info(var).is_tensor:
         return 0
     return int(prepared.precision.storage(prepared.dtypes[var]).itemsize) * _count_elements(var.sym_type)
@@ -279,20 +283,20 @@ def _count_elements(sym_type: Any) -> int:
 
 
 def _get_byte_limit() -> float:
-    """Return the bytes that values may take: a fraction of the machine's memory, and at most the free address space."""
+    """Return the bytes that values may use: a fraction of the machine's memory, and at most the free address space."""
     return min(_MAX_MEMORY_SHARE * _get_allowed_bytes(), _get_free_address_space())
 
 
 def most_kept() -> float:
-    """Return the bytes of weights to keep from one run to the next.
+    """Return the bytes of weights that may be cached from one run to the next.
 
-    At most half of what a limit on the address space leaves, since values need memory too.
+    At most half of the free address space, since values need memory, too.
     """
     return min(_KEPT_PART * _get_allowed_bytes(), _get_free_address_space() / 2)
 
 
 def _get_allowed_bytes() -> float:
-    """Return the bytes that runs may use: those of the machine, or fewer if the user says so."""
+    """Return the bytes that runs may use: the machine's memory, or the smaller limit that the user set."""
     most = get_current_budget().max_bytes
     return _get_machine_bytes() if most is None else min(most, _get_machine_bytes())
 

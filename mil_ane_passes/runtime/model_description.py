@@ -1,4 +1,4 @@
-"""Model descriptions: what they declare about inputs beyond their types (allowed shapes, images, defaults)."""
+"""Declarations of inputs in a model description beyond their types: allowed shapes, images and defaults."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["apply_description", "get_array_dtype"]
 _NUMPY_DTYPES = {0x10010: np.float16, 0x10020: np.float32, 0x10040: np.float64, 0x20020: np.int32, 0x20008: np.int8}
 "numpy dtypes by number of ArrayDataType: int8 has a name only from coremltools 9.0 on."
 _MAX_LISTED_SHAPES = 6
-"The number of enumerated shapes that an error lists."
+"Number of enumerated shapes that an error lists: more would make the message hard to read."
 
 
 def apply_description(description: Any, feeds: Mapping[str, Any]) -> dict[str, Any]:
-    """Lay images out in the form the program expects and fill in optional inputs that are missing from `feeds`.
+    """Convert images to the layout that the program expects, and add defaults of optional inputs missing from `feeds`.
 
     `description` is a `ModelDescription` or `FunctionDescription` proto. Raises InputError when a shape is outside the
     enumerated or ranged set that the description allows, or when an image has another size or mode than described.
@@ -50,7 +50,7 @@ def _apply_feature(feature: Any, value: Any) -> Any:
             _check_image_size(who, array.shape[-2:], image)
         return array
     if is_image(value):
-        raise InputError(f"{who}: found an image, expected an array; the model takes no image here")
+        raise InputError(f"{who}: found an image, expected an array: this input of the model is not an image")
     array = value if isinstance(value, StoredArray) else to_array(who, value)  # checked before it is read
     if feature.type.HasField("multiArrayType"):
         _check_shape(who, array.shape, feature.type.multiArrayType)
@@ -85,7 +85,7 @@ def _check_image_size(who: str, found: Sequence[int], image: Any) -> None:
 
 
 def _check_extent(who: str, what: str, found: int, allowed: Any) -> None:
-    """Check one extent against a `SizeRange` proto, whose upper bound is open when it is not positive."""
+    """Check one extent against a `SizeRange` proto; there is no upper bound if the proto's is not positive."""
     low, high = int(allowed.lowerBound), int(allowed.upperBound)
     if found < low or (0 < high < found):
         upper = str(high) if high > 0 else "unbounded"

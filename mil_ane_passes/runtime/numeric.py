@@ -21,25 +21,25 @@ from ..utils.mapped_files import check_file_of, is_mapped, iterate_chunks, read_
 
 __all__ = ["Precision", "ReusedMemory", "canonicalize_layout", "get_bit_width", "have_equal_bits", "is_tensor_value"]
 
-#: torch allocates at this alignment; at another one vector libraries may round differently, so all tensors get it
+#: torch allocates at this alignment. At another one vector libraries may round differently, so all tensors get it.
 _ALIGNMENT = 64
 
-#: how many times as large as a tensor the memory that is used again for it may be
+#: reused memory may be at most this many times as large as the tensor: a larger piece is left for a larger tensor
 _MAX_EXCESS = 8
 
-#: bytes from which the memory of constants is used again
+#: memory of constants is reused from this many bytes on; the C library reuses smaller blocks itself
 _LARGE_BYTES = 1 << 20
 
-#: elements of a matrix that are converted at a time: with what is computed from them they stay in the processor's cache
+#: elements of a matrix that are converted at once: they and the results computed from them fit in the processor's cache
 _BLOCK_ELEMENTS = 1 << 18
 
 #: the largest number of fp16
 _FP16_MAX = 65504.0
 
-#: integers of the same size in bytes, as which the bits of any elements are compared
+#: integer dtype by size in bytes: the bits of elements are compared as these integers
 _INTEGERS_BY_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
-#: elements that are compared before all are: most tensors that differ do so in one of them
+#: elements that are compared first: most different tensors already differ in one of them
 _SAMPLES = 64
 
 #: the dtypes that torch reads in numpy's layout, in the machine's byte order
@@ -50,28 +50,31 @@ _NARROW_FLOATS = frozenset(map(np.dtype, ("f2", "f4")))
 
 
 class ReusedMemory:
-    """Memory of large tensors, which is used again when nothing refers to the tensor before.
+    """Memory of large tensors that is reused when the previous tensor in it was deleted.
 
-    The first write to a page takes several times as long as to convert the numbers that it holds.
+    The first write to a new page takes several times as long as the conversion of the numbers that fit in it.
     """
 
     def __init__(self) -> None:
         self._pieces: list[tuple[np.ndarray[Any, Any], weakref.ref[np.ndarray[Any, Any]]]] = []
-        "Pieces of memory, each with the view of it that a tensor has, or had."
+        "Pieces of memory, each with a weak reference to the view that the last tensor in it used."
 
     def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Return a tensor whose elements are not set, aligned as torch's own."""
+        """Return an uninitialized tensor with the alignment of torch's own tensors."""
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes < _LARGE_BYTES:
             return torch.empty(tuple(shape), dtype=dtype)
-        memory = self._take(nbytes + _ALIGNMENT)
+        memory = self._take_piece(nbytes + _ALIGNMENT)
         first = -memory.__array_interface__["data"][0] % _ALIGNMENT
         view = memory[first : first + nbytes]
         self._pieces.append((memory, weakref.ref(view)))
         return torch.from_numpy(view).view(dtype).view(tuple(shape))
 
-    def _take(self, nbytes: int) -> np.ndarray[Any, Any]:
-        """Take the smallest free piece that is large enough and not far too large, or a new one for those too small."""
+    def _take_piece(self, nbytes: int) -> np.ndarray[Any, Any]:
+        """Return the smallest free piece that is large enough, but at most `_MAX_EXCESS` times as large as needed.
+
+        Without such a piece, allocate one and drop the free pieces that are too small.
+        """
         free = [each for each in self._pieces if each[1]() is None]
         fitting = [each for each in free if nbytes <= each[0].size <= _MAX_EXCESS * nbytes]
         if fitting:
@@ -108,7 +111,7 @@ def is_tensor_value(value: object) -> bool:
 
 
 def have_equal_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors have the same dtype, shape and bits; -0 and 0 differ, and NaN equal themselves."""
+    """Return whether two tensors have the same dtype, shape and bits: -0 differs from 0, and a NaN equals itself."""
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
     one, other = (each.reshape(-1).view(_INTEGERS_BY_SIZE[each.element_size()]) for each in (one, other))
@@ -119,7 +122,7 @@ def have_equal_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 def _copy_elements(out: torch.Tensor, array: np.ndarray[Any, Any]) -> None:
     """Copy the elements of `array` to `out`, which has the same number of elements."""
     if array.dtype in _SHARED_NUMPY_DTYPES and array.flags.c_contiguous and array.nbytes:
-        # Gives the same bits as numpy, and is several times faster from float16.
+        # torch gives the same bits as numpy, and converts float16 several times faster.
         out.copy_(torch.from_numpy(np.asarray(_WritableView(array))))
     else:
         np.copyto(out.numpy(), array, casting="unsafe")
@@ -151,16 +154,16 @@ class Precision:
         self._reused = ReusedMemory()
 
     def has_constants_of(self, other: Precision) -> bool:
-        """Return whether `constant` and `shared` give the same tensors as those of `other`."""
+        """Return whether `constant` and `shared` return the same tensors as the methods of `other`."""
         return self.compute == other.compute and self.infinity == other.infinity
 
     def tensor(self, value: Any, passing: bool = False) -> torch.Tensor:
-        """Convert a numpy value to a tensor in the computing dtype, in memory of its own.
+        """Convert a numpy value to a tensor in the computing dtype, in new memory.
 
-        That of a `passing` tensor, which is read by one op and then dropped, may be used again.
+        A `passing` tensor is read by one op and then dropped; its memory may be reused.
         """
         array = np.asarray(value)
-        out = self.allocate(array.shape, self._computed(array.dtype), passing)
+        out = self.allocate(array.shape, self._get_compute_dtype(array.dtype), passing)
         if is_mapped(array) and array.flags.c_contiguous:
             for start, piece in iterate_chunks(array):
                 _copy_elements(out.view(-1)[start : start + piece.size], piece)
@@ -170,7 +173,7 @@ class Precision:
         return out
 
     def allocate(self, shape: Sequence[int], dtype: torch.dtype, passing: bool) -> torch.Tensor:
-        """Return a tensor whose elements are not set; `passing` as in `tensor`."""
+        """Return an uninitialized tensor; `passing` as in `tensor`."""
         return self._reused.allocate(shape, dtype) if passing else torch.empty(tuple(shape), dtype=dtype)
 
     def constant(self, value: Any, passing: bool = False) -> torch.Tensor:
@@ -178,9 +181,9 @@ class Precision:
 
         With `finite_constants`, magnitudes of 65504 and more become the finite number of this precision.
         """
-        return self._limit(self.tensor(value, passing))
+        return self._limit_magnitudes(self.tensor(value, passing))
 
-    def _limit(self, made: torch.Tensor) -> torch.Tensor:
+    def _limit_magnitudes(self, made: torch.Tensor) -> torch.Tensor:
         if self.infinity is not None and made.is_floating_point():
             made.masked_fill_(made >= _FP16_MAX, self.infinity).masked_fill_(made <= -_FP16_MAX, -self.infinity)
         return made
@@ -192,10 +195,10 @@ class Precision:
                     and array.size > _BLOCK_ELEMENTS and min(array.strides) > 0)
 
     def iterate_blocks(self, value: Any) -> Iterator[tuple[int, torch.Tensor]]:
-        """Convert a matrix as `constant` does, some rows at a time; yields the first of them, and the rows.
+        """Convert a matrix as `constant` does, some rows at a time; yields the index of the first row, and the rows.
 
-        The next rows reuse their memory: a product with each of them takes half as long as one with all, which are
-        written to memory and read again.
+        The next rows reuse the same memory, so the rows stay in the processor's cache. The products with all blocks of
+        rows take half as long as one product with the entire matrix, which is written to memory and read again.
         """
         array = np.asarray(value)
         count = max(1, _BLOCK_ELEMENTS // array.shape[1])
@@ -204,7 +207,7 @@ class Precision:
         for start, piece in self._iterate_rows(array, count):
             made, first = out[: len(piece)], between[: len(piece)]
             first.copy_(torch.from_numpy(np.asarray(_WritableView(piece))))
-            yield start, self._limit(made if between is out else made.copy_(first))
+            yield start, self._limit_magnitudes(made if between is out else made.copy_(first))
 
     @staticmethod
     def _iterate_rows(array: np.ndarray[Any, Any], count: int) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
@@ -219,19 +222,19 @@ class Precision:
             yield start, rows
             release_pages(rows)
 
-    def small_constant(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
-        """Return what `constant` does for an array that is not mapped, in less time."""
+    def make_small_constant(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
+        """Return the same tensor as `constant` in less time, for a small array that is not mapped."""
         if self.infinity is not None:
             return self.constant(array)
-        made = torch.empty(array.shape, dtype=self._computed(array.dtype))
+        made = torch.empty(array.shape, dtype=self._get_compute_dtype(array.dtype))
         np.copyto(made.numpy(), array, casting="unsafe")
         return made
 
     def shared(self, value: Any) -> torch.Tensor | None:
-        """Return a tensor on the memory of `value` itself, or for a mapped file on the memory that all runs share.
+        """Return a tensor that uses the memory of `value`, or for a mapped file the memory that all runs share.
 
-        Returns None where `value` is not stored in the computing dtype and a suitable layout, or where
-        `finite_constants` may change it.
+        Returns None if `value` is not stored in the computing dtype and a suitable layout, or if `finite_constants` may
+        change it.
         """
         array = np.asarray(value)
         if not self._is_as_stored(array):
@@ -242,7 +245,7 @@ class Precision:
         return found if found.data_ptr() % _ALIGNMENT == 0 else None
 
     def is_read_once(self, value: Any) -> bool:
-        """Return whether `shared` reads `value` from a file."""
+        """Return whether `shared` reads `value` from a file into memory."""
         array = np.asarray(value)
         return self._is_as_stored(array) and is_mapped(array)
 
@@ -250,15 +253,15 @@ class Precision:
         if self.infinity is not None or array.dtype not in _SHARED_NUMPY_DTYPES:
             return False
         # torch and numpy use the same names for these dtypes
-        is_computed = str(self._computed(array.dtype)) == f"torch.{array.dtype.name}"
+        is_computed = str(self._get_compute_dtype(array.dtype)) == f"torch.{array.dtype.name}"
         return bool(is_computed and array.flags.c_contiguous and array.nbytes)
 
     def nbytes(self, value: Any) -> int:
         """Return the bytes of `tensor(value)`."""
         array = np.asarray(value)
-        return int(array.size * self._computed(array.dtype).itemsize)
+        return int(array.size * self._get_compute_dtype(array.dtype).itemsize)
 
-    def _computed(self, dtype: np.dtype[Any]) -> torch.dtype:
+    def _get_compute_dtype(self, dtype: np.dtype[Any]) -> torch.dtype:
         if dtype.kind == "f":
             return self.compute
         if dtype.kind == "b":
@@ -278,9 +281,9 @@ class Precision:
             stored = canonicalize_layout(value)
             return stored.clone() if stored.untyped_storage().nbytes() > stored.nbytes else stored
         if value.is_floating_point() and not (storage.is_floating_point or storage == torch.bool):
-            # MIL does not define this conversion and no report of a device was found. arm64's conversions saturate, and
-            # so does
-            # this one at every width: NaN becomes 0, and what is out of range the nearest end of the declared type.
+            # MIL does not define this conversion, and no report about a device was found. arm64's conversions saturate,
+            # and so does this one at every width: NaN becomes 0, and a value out of range becomes the nearest end of
+            # the declared type's range.
             lowest, highest = _get_integer_range(dtype)
             value = value.double().nan_to_num(0.0).clamp(lowest, min(highest, 2**63 - 1024))
         if value.dtype is not storage:
@@ -288,7 +291,7 @@ class Precision:
         if not (storage.is_floating_point or storage == torch.bool):
             value = self._wrap_integers(value, dtype)
         stored = canonicalize_layout(value)
-        # A view of something larger would keep all of it in memory.
+        # A view would keep the larger tensor that it belongs to in memory.
         return stored.clone() if stored.untyped_storage().nbytes() > stored.nbytes else stored
 
     def storage(self, dtype: Any) -> torch.dtype:

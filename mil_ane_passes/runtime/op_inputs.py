@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 __all__ = ["OpInputs"]
 
 _MAX_KEPT_NUMBERS = 64
-"The most numbers of a parameter that are kept as a list from one op to the next."
+"Most numbers of a parameter that are cached as a Python list: parameters such as pads have fewer, and lists are large."
 
 
 class OpInputs:
     """The resolved inputs of one op.
 
-    Floats arrive in the computing dtype. Inputs that are not connected use the op's defaults. The results of an op
-    whose outputs are `passing` are read by one other op and then dropped.
+    Floats are in the computing dtype. Inputs that are not connected have the op's defaults. If the outputs are
+    `passing`, one other op reads them and they are then dropped.
     """
 
     def __init__(self, op: Any, machine: Interpreter, passing: bool = False) -> None:
         self.op = op
         self.machine = machine
         self.passing = passing
-        self._vars = machine.prepared.inputs(op)
+        self._vars = machine.prepared.get_inputs(op)
 
     @property
     def compute(self) -> torch.dtype:
@@ -41,19 +41,22 @@ class OpInputs:
         return self.machine.precision.compute
 
     def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Return a tensor for a result, whose elements are not set."""
+        """Return an uninitialized tensor for a result."""
         return self.machine.precision.allocate(shape, dtype, self.passing)
 
     def rounded(self, value: torch.Tensor) -> torch.Tensor:
         """Round an intermediate result of a recurrent step to the op's dtype.
 
-        Only at precision float16 with `rounded_steps`, and for ops declared fp16.
+        It is rounded only at precision float16 with `rounded_steps`, and only for ops declared fp16.
         """
         rounds = self.machine.precision.rounded_steps and self.op.outputs[0].dtype == types.fp16
         return value.half().to(value.dtype) if rounds else value
 
     def memo(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return what `make` makes of constant parameters and of `key`, such as shapes; it is made once for the op."""
+        """Return the result of `make`, which must depend only on constant parameters and on `key`, such as shapes.
+
+        It is computed once for each op and `key`.
+        """
         known = self.machine.prepared.memos
         found = known.get((self.op, key))
         if found is None:
@@ -76,7 +79,7 @@ class OpInputs:
         """Return the operand (a tensor, string, list or state; a list of these for a tuple), its default, or None."""
         var = self.var(name)
         if var is None:
-            return self.machine.prepared.default(self.op, name)
+            return self.machine.prepared.get_default(self.op, name)
         if isinstance(var, (list, tuple)):
             return [self.machine.operand(each) for each in var]
         return self.machine.operand(var)
@@ -123,7 +126,7 @@ class OpInputs:
         return list(found) if isinstance(found, (list, tuple, range)) else [found]
 
     def constant(self, name: str) -> np.ndarray[Any, Any] | None:
-        """Return the raw value of a constant input without a copy, or None: for ops that use only a part of it."""
+        """Return the stored value of a constant input without a copy, for ops that use only a part of it; else None."""
         var = self.var(name)
         known = var is not None and var.op is not None and var.op.op_type == "const"
         if not known:

@@ -14,8 +14,9 @@ __all__ = ["PartialSumObserver"]
 class PartialSumObserver(Quirk):
     """Calls `seen` with (op, bound) for each op that sums products, and changes nothing.
 
-    The bound is the largest sum of the magnitudes of the products behind one element, the bias included: no partial sum
-    exceeds it, in whatever order it is formed. Costs one more run of the op, on magnitudes.
+    For each output element, the magnitudes of its products and of the bias are summed; the bound is the largest of
+    these sums. No partial sum exceeds it, whatever the order of the summation. The cost is one more run of the op, on
+    magnitudes.
     """
 
     name: ClassVar[str] = "partial sums"

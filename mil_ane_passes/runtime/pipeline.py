@@ -23,10 +23,10 @@ __all__ = ["PipelineRuntime", "select_feeds"]
 class PipelineRuntime:
     """Executes a loaded pipeline.
 
-    It is called like `Runtime`, with the pipeline's inputs, and returns the pipeline's outputs. Each part receives
-    feeds of the pipeline and outputs of earlier parts, by name. Floats are rounded to the width that the part declares
-    only where `precision` rounds inside it, at float16. Raises NotSupported for a part that is not an ML Program or has
-    an op that the runtime lacks, and for states, which a pipeline does not keep.
+    It is called like `Runtime`, with the pipeline's inputs, and returns the pipeline's outputs. Each part reads feeds
+    of the pipeline and outputs of earlier parts, by name. Floats between parts are rounded to the width that the part
+    declares only at precision float16, which also rounds inside the parts. Raises NotSupported for a part that is not
+    an ML Program, has an unsupported op, or has states, which a pipeline does not keep.
     """
 
     @synchronized
@@ -58,7 +58,7 @@ class PipelineRuntime:
             known.update(runtime({name: known[name] for name in function.inputs if name in known}))
         missing = [feature.name for feature in self._description.output if feature.name not in known]
         if missing:
-            raise InputError(f"output '{missing[0]}': no part of the pipeline gives it; the package is damaged")
+            raise InputError(f"output '{missing[0]}': no part of the pipeline computes it; the package is damaged")
         return {feature.name: known[feature.name] for feature in self._description.output}
 
     @synchronized
@@ -74,7 +74,7 @@ class PipelineRuntime:
                 )
         for name, feature in inputs.items():
             if name not in values and not feature.type.isOptional:
-                raise InputError(f"input '{name}': not fed; expected it, as the pipeline takes it")
+                raise InputError(f"input '{name}': not fed; expected a feed for each input of the pipeline")
 
 
 def select_feeds(function: Any, known: Mapping[str, Any]) -> dict[str, Any]:

@@ -36,14 +36,14 @@ def predictor(
     mlmodel: MLModel | str | PathLike[str], *, function: str | None = None, precision: str = "float16",
     quirks: Sequence[str] = (), max_steps: int | None = DEFAULT_MAX_STEPS, max_seconds: float | None = None,
 ) -> Predictor:
-    """Make an object that predicts as `mlmodel` would on a Mac, up to rounding, on any machine.
+    """Make an object that predicts on any machine as `mlmodel` would on a Mac, up to rounding.
 
-    `mlmodel` is an `MLModel` (for one with several functions, the one it was loaded with) or the path of an .mlpackage
-    or .mlmodel; a NeuralNetwork predicts as the ML Program that `upgrade` makes of it. `function` names one of the
-    package at a path (default: its default function).
-    `precision` "float16" rounds each value to its declared dtype; see `Runtime`. A prediction may take `max_steps`
-    steps of loops and `max_seconds` (None: no limit), else it raises LimitReached. Raises InputError when it is not an
-    ML Program or a NeuralNetwork, NotSupported when it has an op that the reference runtime lacks.
+    `mlmodel` is an `MLModel`, or the path of an .mlpackage or .mlmodel. An `MLModel` with several functions runs the
+    function it was loaded with. A NeuralNetwork predicts as the ML Program into which `upgrade` converts it. `function`
+    selects a function of the package at a path (default: its default function). `precision` "float16" rounds each value
+    to its declared dtype; see `Runtime`. A prediction that exceeds `max_steps` loop steps or `max_seconds` raises
+    LimitReached; None means no limit. Raises InputError if the model is neither an ML Program nor a NeuralNetwork,
+    NotSupported if it has an op that the reference runtime does not support.
     """
     if isinstance(mlmodel, (str, PathLike)):
         if not Path(mlmodel).exists():
@@ -68,7 +68,7 @@ class Predictor:
 
         self._model = mlmodel
         package = load_model(mlmodel)
-        if package.upgraded is not None:  # names that are not identifiers differ
+        if package.upgraded is not None:  # `upgrade` changes names that are not identifiers
             self._model = MLModel(str(package.path), skip_model_load=True)
         if package.is_pipeline:
             self._proxy = _FrameworkModel({}, package.spec.description, PipelineRuntime(
@@ -84,7 +84,7 @@ class Predictor:
 
     @synchronized
     def predict(self, data: dict[str, Any] | list[dict[str, Any]], state: MLState | None = None) -> Any:
-        """Return the outputs by name for one dictionary of inputs, or a list of these for a list of dictionaries.
+        """Return the outputs by name for a dictionary of inputs, or a list of such dicts for a list of dictionaries.
 
         Inputs are lists, numpy arrays, torch tensors or PIL images, as for `MLModel.predict`, and are not changed.
         Raises TypeError and KeyError as `MLModel.predict` does, and PredictError (a RuntimeError) for shapes, sizes or
@@ -93,13 +93,13 @@ class Predictor:
         MLModel._check_predict_data(data)
         copied: Any = dict(data) if isinstance(data, dict) else [dict(each) for each in data]
         with share_budget(*self._limits):
-            return MLModel._get_predictions(self._proxy, self._prepare, copied, state)
+            return MLModel._get_predictions(self._proxy, self._prepare_data, copied, state)
 
     def make_state(self) -> MLState:
-        """Make new states, all zero, for `predict`; their `read_state` and `write_state` work as coremltools' do."""
+        """Make new states, all zero, for `predict`; `read_state` and `write_state` behave as those of coremltools."""
         return self._proxy.make_new_state()
 
-    def _prepare(self, data: dict[str, Any]) -> None:
+    def _prepare_data(self, data: dict[str, Any]) -> None:
         self._model._verify_input_dict(data)
         self._model._convert_tensor_to_numpy(data)
         self._model._update_float16_multiarray_input_to_float32(data)
@@ -114,15 +114,15 @@ class _FrameworkState:
             for name, var in states.items()}
 
     def read_state(self, name: str) -> Array:
-        return self.arrays[self._known(name)].copy()
+        return self.arrays[self._check_name(name)].copy()
 
     def write_state(self, name: str, value: Any) -> None:
-        held, array = self.arrays[self._known(name)], np.asarray(value)
+        held, array = self.arrays[self._check_name(name)], np.asarray(value)
         if array.shape != held.shape:
             raise PredictError(f"state '{name}': found shape {array.shape}, expected {held.shape}")
         self.arrays[name] = array.astype(held.dtype)
 
-    def _known(self, name: str) -> str:
+    def _check_name(self, name: str) -> str:
         if name not in self.arrays:
             raise PredictError(f"state '{name}': no such state (states: {', '.join(self.arrays) or 'none'})")
         return name
@@ -155,7 +155,7 @@ class _FrameworkModel:
             raise PredictError(str(error)) from error
         try:
             found = self._runtime(feeds, arrays)
-        except InputError as error:  # starts with Core ML's message, which tests and callers look for
+        except InputError as error:  # the text starts with Core ML's message, which tests and callers search for
             raise PredictError(f"Unable to compute the prediction using ML Program. {error}") from error
         return {feature.name: _convert_result(feature, found[feature.name]) for feature in self._description.output}
 

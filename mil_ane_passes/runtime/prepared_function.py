@@ -1,7 +1,7 @@
-"""Prepared functions: what a runtime computes once for all calls of a program.
+"""Prepared functions: data that a runtime computes once for all calls of a program.
 
-That is: liveness, connections, defaults and constants, all of them before the first op runs. Small long-lived
-allocations between large short-lived ones would fragment the heap: the C library could neither join nor return the
+These are liveness, connections, defaults and constants. They are computed before the first op runs: small long-lived
+allocations between large short-lived ones would fragment the heap, and the C library could neither join nor return the
 memory freed around them.
 """
 
@@ -25,9 +25,11 @@ from .numeric import Precision, is_tensor_value
 
 __all__ = ["BlockSteps", "PreparedFunction", "is_lazy"]
 
-#: constants of at most this many bytes in the computing dtype are made at once and kept: parameters, biases
+#: Constants of at most this many bytes in the computing dtype are converted at the start and kept. Parameters and most
+#: biases are smaller, and a thousand of them need at most 4 MB.
 _MAX_EAGER_BYTES = 1 << 12
-#: bytes of larger constants kept from one call to the next; those that no longer fit are made at each use
+#: Bytes of larger constants that are kept from one call to the next; others are converted at each use. 1 GB holds the
+#: weights of usual models and leaves memory for values.
 _CACHE_BYTES = 1 << 30
 
 
@@ -35,16 +37,17 @@ class BlockSteps(NamedTuple):
     """The execution plan of one block. Variables are identified by `id`."""
 
     inputs: list[Any]
-    #: inputs that nothing reads
+    #: inputs that no op reads
     unread_inputs: list[int]
-    #: each op that computes, with the block's own variables that nothing reads after it
+    #: each op that computes, with the block's own variables that no later op reads
     ops: list[tuple[Any, list[int]]]
     #: the block's own variables that are outputs of the block
     left: list[int]
 
 
 def is_lazy(op: Any) -> bool:
-    """Return whether `op` is a constant or compressed constant: made when used, since weights may be memory mapped."""
+    """Return whether `op` is a constant or compressed constant, whose value is computed when it is used: weights may
+    be memory mapped."""
     return op is not None and (op.op_type == "const" or op.op_type.startswith("constexpr_"))
 
 
@@ -54,7 +57,7 @@ class _Layout:
     def __init__(self, block: Any) -> None:
         self.ops: list[Any] = list(iterate_nested_ops(block))
         self.inputs: dict[Any, Mapping[str, Any]] = {op: op.inputs for op in self.ops}
-        #: what each op is bound to, which is faster to compare than `inputs`
+        #: the bound inputs of each op, which are faster to compare than `inputs`
         self.bound = {op: dict(get_input_vars(op)) for op in self.ops if op.op_type != "const"}
         blocks = [block, *(inner for op in self.ops for inner in op.blocks)]
         self.outputs = {each: list(each.outputs) for each in blocks}
@@ -68,7 +71,7 @@ class _Layout:
         ops = [op for op in block.operations if not is_lazy(op)]
         own = dict.fromkeys(map(id, inputs), -1)
         for index, op in enumerate(ops):
-            for var in self._operands(op):
+            for var in self._iterate_operands(op):
                 if id(var) in own:
                     own[id(var)] = index
             own.update(dict.fromkeys(map(id, op.outputs), index))
@@ -78,21 +81,21 @@ class _Layout:
             finished[own[key]].append(key)
         return BlockSteps(inputs, finished[-1], list(zip(ops, finished)), list(left))
 
-    def _operands(self, op: Any) -> Iterable[Any]:
+    def _iterate_operands(self, op: Any) -> Iterable[Any]:
         """Yield all variables that an op reads, including those read inside its nested blocks."""
         for operand in self.inputs[op].values():
             yield from operand if isinstance(operand, (list, tuple)) else (operand,)
         for block in op.blocks:
             yield from block.outputs
             for inner in block.operations:
-                yield from self._operands(inner)
+                yield from self._iterate_operands(inner)
 
 
 class PreparedFunction:
     """The prepared form of one function, `block`, run at `precision`.
 
-    `like` is that of the same function at another precision, with which it shares the layout, and constants of the
-    same form.
+    `like` is the prepared form of the same function at another precision. The two share the layout, and constants that
+    both use in the same form.
     """
 
     _layout: _Layout
@@ -114,31 +117,28 @@ class PreparedFunction:
         self.constants = _ConstantCache(precision, self._list_constants(), keeps_constants,
                                         like.constants if like is not None and is_like else None)
         self._result_bytes = {op: self._count_bytes(op) for op in self._defaults}
-        #: constant parameters as plain Python values, as far as ops have read them so
+        #: constant parameters as plain Python values, for those that an op has read as such
         self.parameters: dict[Any, Any] = {}
-        #: by op and shapes of its operands: what kernels compute of both
+        #: results that kernels derived from an op and the shapes of its operands, by both
         self.memos: dict[Any, Any] = {}
 
     def _list_constants(self) -> list[Any]:
         return [var for op in self._ops if is_lazy(op) for var in op.outputs]
 
     def is_current(self) -> bool:
-        """Return whether ops, their inputs and the outputs are unchanged.
-
-        If not, this object is stale and must be made again.
-        """
+        """Return whether ops, their inputs and the outputs are unchanged. If not, this object must be made again."""
         return (
             self._ops == list(iterate_nested_ops(self._block))
             and all(self._layout.outputs[block] == list(block.outputs) for block in self._layout.outputs)
             and all(get_input_vars(op) == bound for op, bound in self._layout.bound.items())
         )
 
-    def inputs(self, op: Any) -> Mapping[str, Any]:
+    def get_inputs(self, op: Any) -> Mapping[str, Any]:
         """Return the connected inputs of `op` by name; cached, since pymil filters them at each access."""
         return self._inputs[op]
 
     def count_result_bytes(self, op: Any) -> int | None:
-        """Return the bytes of the results of `op` in the dtype it is computed in; None where a size is dynamic."""
+        """Return the bytes of the results of `op` in the dtype in which it is computed; None if a size is dynamic."""
         return self._result_bytes[op]
 
     def _count_bytes(self, op: Any) -> int | None:
@@ -155,7 +155,7 @@ class PreparedFunction:
     def _computed_itemsize(self, dtype: Any) -> int:
         return int((self.precision.compute if types.is_float(dtype) else self.precision.storage(dtype)).itemsize)
 
-    def default(self, op: Any, name: str) -> Any:
+    def get_default(self, op: Any, name: str) -> Any:
         """Return the default of an input that is not connected, in the form kernels expect, or None."""
         return self._defaults[op].get(name)
 
@@ -165,22 +165,22 @@ class PreparedFunction:
         Cached, since op classes build their defaults at each call, some from the ranks of other inputs.
         """
         operand = self._inputs[op]
-        return {name: self._default(value) for name, value in op.default_inputs().items() if name not in operand}
+        return {name: self._make_default(value) for name, value in op.default_inputs().items() if name not in operand}
 
-    def _default(self, value: Any) -> Any:
+    def _make_default(self, value: Any) -> Any:
         if value is None or isinstance(value, str):
             return value
         return self.precision.tensor(list(value) if isinstance(value, range) else value)
 
 
 class _ConstantCache:
-    """The operands that are constants.
+    """The constant operands of a function, in the form that kernels expect.
 
-    Constants that share the program's memory are kept, since they cost nothing, and so are small ones. A weight stored
-    in the package in its computing dtype is read from its file at its first use and kept, as far as `most_kept` allows:
-    pages of the mapping would take the same memory. Other constants are made when they are read and freed after that;
-    those that were read are kept from one call to the next, as far as `_CACHE_BYTES` allows; with `keeps`, they
-    are kept when they are read first. Those that `source` has in the same form are read there.
+    Constants that share the program's memory are always kept, since they need no memory of their own, and so are small
+    ones. A weight that the package stores in the computing dtype is read from its file at its first use and kept, up to
+    `most_kept` bytes; pages of the mapping would need the same memory. All other constants are converted when an op
+    reads them and freed afterwards. From the second call on, they are kept, up to `_CACHE_BYTES`; with `keeps`, from
+    their first use on. Constants that `source` has in the same form are taken from there.
     """
 
     def __init__(
@@ -197,12 +197,12 @@ class _ConstantCache:
         self._free = min(_CACHE_BYTES, self._unread_free)
         self._files: dict[MappedFile, None] = {}
         for var in made:
-            if self._source is None or not self._source.has(var):
-                # What is stored packed is not unpacked before it is used, and then not kept.
+            if self._source is None or not self._source.has_constant(var):
+                # A packed value is unpacked only when it is used, and the unpacked elements are not kept.
                 is_packed = isinstance(get_typed_value(var), LazyValue)
-                self._add(var, var.val if var.op.op_type == "const" and not is_packed else None)
+                self._add_constant(var, var.val if var.op.op_type == "const" and not is_packed else None)
 
-    def _add(self, var: Any, value: Any) -> None:
+    def _add_constant(self, var: Any, value: Any) -> None:
         if value is None:
             self._large[var] = False
             return
@@ -215,7 +215,7 @@ class _ConstantCache:
         if file is not None:
             self._files[file] = None
         elif size <= _MAX_EAGER_BYTES:
-            self._kept[var] = self._precision.small_constant(array)
+            self._kept[var] = self._precision.make_small_constant(array)
             return
         if size > _MAX_EAGER_BYTES and self._precision.is_read_once(value) and size <= self._unread_free:
             self._unread[var] = value
@@ -228,39 +228,39 @@ class _ConstantCache:
             self._large[var] = False
 
     def check_files(self) -> None:
-        """Raise AnePassesError when a file that holds constants is not as it was."""
+        """Raise AnePassesError if a file with constants was modified."""
         check_mapped_files(self._files)
         if self._source is not None:
             self._source.check_files()
 
     def is_converted(self, var: Any) -> bool:
-        """Return whether the constant `var` is made at each use."""
+        """Return whether the constant `var` is converted at each use."""
         return var in self._large
 
-    def has(self, var: Any) -> bool:
-        """Return whether `var` is a constant that any runtime reads in the form in which it is here.
+    def has_constant(self, var: Any) -> bool:
+        """Return whether `var` is kept here in a form that a runtime of any precision can read.
 
-        What is unpacked is rounded to the dtypes of one precision.
+        Compressed constants are excluded: they are rounded to the dtypes of one precision.
         """
         return var.op.op_type == "const" and (var in self._kept or var in self._unread)
 
-    def get(self, var: Any, make: Callable[..., Any]) -> Any:
-        """Return the operand for the constant `var`; `make(var, passing)` makes it where it is not kept."""
+    def get_operand(self, var: Any, make: Callable[..., Any]) -> Any:
+        """Return the operand for the constant `var`; if it is not kept, `make(var, passing)` computes it."""
         if var in self._unread:
             self._kept[var] = self._precision.shared(self._unread[var])
             del self._unread[var]
         if var in self._kept:
             return self._kept[var]
-        if self._source is not None and self._source.has(var):
-            return self._source.get(var, make)
+        if self._source is not None and self._source.has_constant(var):
+            return self._source.get_operand(var, make)
         if var in self._large:
             self._large[var] = True
             if self._keeps and self._least_bytes(var) <= self._free:
                 del self._large[var]
-                return self._keep(var, make(var))
+                return self._keep_value(var, make(var))
         return make(var, True)
 
-    def _keep(self, var: Any, value: Any) -> Any:
+    def _keep_value(self, var: Any, value: Any) -> Any:
         """Keep the value of a constant if there is room; returns it."""
         size = value.nbytes if isinstance(value, torch.Tensor) else 0
         if size <= self._free:
@@ -274,10 +274,10 @@ class _ConstantCache:
             del self._large[var]
             if self._least_bytes(var) > self._free:
                 continue
-            self._keep(var, make(var))
+            self._keep_value(var, make(var))
 
     def _least_bytes(self, var: Any) -> int:
-        """Return the bytes of `var` as far as its type declares them, so that nothing is made only to be discarded."""
+        """Return a lower bound on the bytes of `var` from its type, to avoid computing a value that cannot be kept."""
         if not types.is_tensor(var.sym_type) or not types.is_float(var.dtype):
             return 0
         known = (size for size in var.sym_type.get_shape() if isinstance(size, int))
@@ -290,7 +290,7 @@ def _get_dtype(var: Any) -> Any:
 
 @lru_cache(maxsize=1 << 16)
 def _get_cached_dtype(sym_type: Any) -> Any:
-    """Return the dtype of what has this type, which pymil derives again on each access; None for a list."""
+    """Return the dtype of a type, None for a list. It is cached because pymil derives it again on each access."""
     if types.is_list(sym_type):
         return None
     inner = sym_type.wrapped_type() if types.is_state(sym_type) else sym_type

@@ -24,8 +24,7 @@ def register_kernel(*op_types: str) -> Callable[[Kernel], Kernel]:
     def register(function: Kernel) -> Kernel:
         for op_type in op_types:
             known = _KERNELS.get(op_type)
-            # A module that is reloaded may register its own kernels again; two modules may not register the same op
-            # type.
+            # A reloaded module may register its kernels again; two modules may not register the same op type.
             if known is not None and known.__module__ != function.__module__:
                 raise ValueError(f"op type '{op_type}' has two kernels: {known.__module__}, {function.__module__}")
             _KERNELS[op_type] = function

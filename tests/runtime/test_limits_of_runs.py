@@ -233,7 +233,7 @@ def test_views_of_one_memory_count_once(little_memory: None) -> None:
 def test_sizes_that_are_fed_are_looked_at_first(build: Any, little_memory: None) -> None:
     made = program(build, {"x": np.array([3, 4], np.int32)})
     assert Runtime(made)({"x": np.array([3, 4], np.int32)})
-    with pytest.raises(ane.LimitReached, match=r"makes 80.0 MB beside"):
+    with pytest.raises(ane.LimitReached, match=r"makes 80.0 MB in addition to"):
         Runtime(made)({"x": np.array([10_000, 2_000], np.int32)})
 
 
@@ -244,7 +244,7 @@ def test_values_of_dynamic_shapes_are_added_up(little_memory: None) -> None:
 
     made = program(build, {"x": np.array([3, 4], np.int32)})
     Runtime(made)({"x": np.array([1000, 2000], np.int32)})  # 8 MB each
-    with pytest.raises(ane.LimitReached, match="of values that are still needed"):
+    with pytest.raises(ane.LimitReached, match="of values still needed"):
         Runtime(made)({"x": np.array([1000, 3000], np.int32)})
 
 
@@ -256,7 +256,7 @@ def test_memory_that_the_system_does_not_give_is_said(monkeypatch: pytest.Monkey
             raise error
 
         monkeypatch.setitem(Runtime(made)._kernels, "relu", fail)
-        with pytest.raises(ane.LimitReached, match=r"relu '.*': the system does not give (4\.0 GB more|as much)"):
+        with pytest.raises(ane.LimitReached, match=r"relu '.*': the system does not provide (4\.0 GB more|as much)"):
             Runtime(made)(X)
 
 

@@ -32,7 +32,7 @@ def _multiply_into(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def apply_softmax(x: torch.Tensor, axis: int) -> torch.Tensor:
-    """Compute softmax, always along the last axis, so that moving the axis does not change how the sum is rounded."""
+    """Compute softmax along `axis`. The axis is moved last first, so that its position does not change the rounding."""
     if x.dim() == 0:
         return torch.ones_like(x)
     return torch.softmax(canonicalize_layout(x.movedim(axis, -1)), dim=-1).movedim(-1, axis)
@@ -89,7 +89,10 @@ def elu(op: Any, ins: Any) -> torch.Tensor:
 
 @register_kernel("gelu")
 def gelu(op: Any, ins: Any) -> torch.Tensor:
-    """Compute gelu step by step: torch's own kernel rounds an element by its place, and makes NaN of infinity at some.
+    """Compute gelu step by step.
+
+    In torch's own kernel, the rounding of an element depends on its position, and an infinity becomes NaN at some
+    positions.
     """
     x, mode = ins["x"], ins.value("mode")
     if mode == "SIGMOID_APPROXIMATION":

@@ -1,8 +1,8 @@
 """Compressed constants, decompressed when they are used.
 
-The work is done on numpy arrays: packed data is not arithmetic. Scales and zero points are applied in the computing
-dtype, in the order coremltools' `decompress` functions apply them. Large weights are decompressed some rows at a time:
-what is computed on the way takes several times the memory of the result.
+Packed data is read as numpy arrays, because torch lacks the packed dtypes. Scales and zero points are applied in the
+computing dtype, in the order of coremltools' `decompress` functions. Large weights are decompressed some rows at a
+time, because intermediate results need several times the memory of the result.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..registry import register_kernel
 Array = np.ndarray[Any, Any]
 
 _ELEMENTS_AT_ONCE = 1 << 20
-"Elements that are decompressed at once; a multiple of 8, so that packed bits are cut between bytes."
+"Elements that are decompressed at once: few enough for the cache. A multiple of 8 cuts packed bits at byte boundaries."
 
 
 @register_kernel("constexpr_cast")
@@ -44,11 +44,11 @@ def _reshape_parameter(parameter: torch.Tensor, shape: list[int]) -> torch.Tenso
 
 
 def _read_packed(ins: Any, name: str) -> torch.Tensor:
-    """Return packed or quantized data, as stored where that is in bytes."""
+    """Return packed or quantized data; if it is stored in bytes, without conversion."""
     stored = ins.constant(name)
     if stored is None or stored.dtype.kind not in "iu" or stored.dtype.itemsize > 1:
         return torch.as_tensor(ins[name])
-    return torch.from_numpy(np.array(stored, np.dtype(stored.dtype.str)))  # without what marks types below a byte
+    return torch.from_numpy(np.array(stored, np.dtype(stored.dtype.str)))  # drops the dtype's mark of sub-byte types
 
 
 def _compute_by_rows(
@@ -56,8 +56,8 @@ def _compute_by_rows(
 ) -> torch.Tensor:
     """Compute a weight from `data` and the parameters of its blocks, some rows at a time.
 
-    Parameters have the rank of `data`, and along each axis one entry for so many elements, or one for all. The weight
-    has as many rows as `data`, or a multiple of it.
+    Parameters have the rank of `data`. Along each axis they have one entry for each block of elements, or one for all.
+    The number of rows of the weight is that of `data`, or a multiple of it.
     """
     count = data.shape[0] if data.dim() else 1
     step = math.lcm(*(count // each.shape[0] for each in parameters if each.dim() and each.shape[0] > 1))
@@ -133,7 +133,7 @@ def constexpr_sparse_blockwise_shift_scale(op: Any, ins: Any) -> tuple[torch.Ten
 
 
 def _scatter_nonzero(data: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Place the non-zero data where the mask is set, with zeros elsewhere."""
+    """Place the non-zero data at the positions where the mask is set, with zeros elsewhere."""
     dense = torch.zeros(mask.shape, dtype=data.dtype)
     dense[mask != 0] = data
     return dense
@@ -153,12 +153,12 @@ def _dequantize_blocks(data: torch.Tensor, ins: Any) -> torch.Tensor:
 
 
 def _split_axes(parameter: torch.Tensor, shape: torch.Size) -> list[int]:
-    """Return `shape` with each axis split in two: blocks with a parameter of their own, and elements of a block."""
+    """Return `shape` with each axis split in two: the number of blocks, and the number of elements of a block."""
     return [size for count, extent in zip(parameter.shape, shape) for size in (count, extent // count)]
 
 
 def _align_blocks(parameter: torch.Tensor) -> torch.Tensor:
-    """Reshape a parameter to that of `_split_axes`, with one entry for all elements of a block."""
+    """Reshape a parameter to broadcast with the shape of `_split_axes`: one entry for all elements of a block."""
     return parameter.reshape([size for count in parameter.shape for size in (count, 1)])
 
 

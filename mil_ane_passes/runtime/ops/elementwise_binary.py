@@ -52,7 +52,7 @@ def floor_div(op: Any, ins: Any) -> torch.Tensor:
     x, y = promote_operands(ins["x"], ins["y"])
     if x.is_floating_point():
         return torch.div(x, y, rounding_mode="floor")
-    # 64 bits hold the one quotient that int32 cannot (-2**31 // -1); division by zero gives 0, as in numpy.
+    # int64 holds the only quotient that int32 cannot (-2**31 // -1). Division by zero gives 0, as in numpy.
     wide = torch.div(x.long(), torch.where(y == 0, 1, y).long(), rounding_mode="floor")
     return torch.where(y == 0, 0, wide)
 

@@ -15,8 +15,9 @@ from ..registry import register_kernel
 def make_grid(first: torch.Tensor, last: torch.Tensor, count: int, mode: str) -> torch.Tensor:
     """Place `count` points between the centres of the elements `first` and `last`, by coremltools' sampling modes.
 
-    No point leaves the interval: the documented formulas imply this for a whole axis and NeuralNetwork.proto for any
-    interval. With `last` before `first` (not documented in either), the points of the opposite interval are mirrored.
+    No point is outside the interval: the documented formulas imply this for an entire axis, and NeuralNetwork.proto for
+    any interval. If `last` is before `first` (neither source documents this), the points are those of the reversed
+    interval, mirrored.
     """
     index, length = torch.arange(count, dtype=first.dtype), (last - first).abs()
     if mode in ("STRICT_ALIGN_CORNERS", "ALIGN_CORNERS"):
@@ -73,8 +74,8 @@ def _resize_nearest(x: torch.Tensor, sizes: list[int], centred: bool) -> torch.T
 def _compute_scaled_sizes(op: Any, ins: Any) -> list[int]:
     """Return the declared height and width of the result; dynamic ones are scaled in float32.
 
-    Type inference computes in float32 from numpy 2 on: 0.7 times 10 is 7. Before numpy 2 it multiplied in float64, in
-    which the float32 next to 0.7 gives less than 7.
+    Since numpy 2, type inference computes in float32, so 0.7 times 10 is 7. Before numpy 2 it multiplied in float64, in
+    which the float32 nearest to 0.7 gives less than 7.
     """
     factors = (np.float32(ins.value(f"scale_factor_{side}")) for side in ("height", "width"))
     return [math.floor(factor * np.float32(extent)) if is_symbolic(declared) else int(declared)
@@ -119,9 +120,9 @@ def resize_bilinear(op: Any, ins: Any) -> torch.Tensor:
 def resize(op: Any, ins: Any) -> torch.Tensor:
     """Resize the last axes, linearly or by nearest neighbor.
 
-    `NEAREST_NEIGHBOR` in its default mode is `resize_nearest_neighbor`, which the documentation describes as included.
-    In the other modes, which are not documented, it selects the element nearest to each point of the grid, the higher
-    of two. Integers are interpolated in float64 and truncated.
+    `NEAREST_NEIGHBOR` in its default mode is `resize_nearest_neighbor`: the documentation says that it includes this
+    op. In the other modes, which are not documented, it selects the element nearest to each point of the grid, and the
+    higher one of two equally near elements. Integers are interpolated in float64 and truncated.
     """
     x, count = ins["x"], ins.value("resized_dims")
     required = ins.values("shape")[-count:] if count else []
@@ -146,9 +147,10 @@ def crop(op: Any, ins: Any) -> torch.Tensor:
 def sample_points(
     image: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor, fill: float | None, nearest: bool = False
 ) -> torch.Tensor:
-    """Sample `image` (C, H, W) at the points (rows, columns); elements outside are `fill`, or the nearest edge if None.
+    """Sample `image` (C, H, W) at the points (rows, columns).
 
-    A point that is NaN (not documented) counts as 0. All points beyond the first element outside give the same value.
+    Elements outside the image are `fill`, or the nearest edge element if it is None. A point that is NaN (not
+    documented) counts as 0. All points beyond the first element outside give the same value.
     """
     rows, columns = (
         points.nan_to_num(0.0).clamp(-1.0, extent) for points, extent in zip((rows, columns), image.shape[-2:])

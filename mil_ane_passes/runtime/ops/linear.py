@@ -1,4 +1,4 @@
-"""Matrix products. Operands are first copied to one memory layout, which decides how a library orders its sums."""
+"""Matrix products. Operands are first copied to one memory layout, because a library orders its sums by the layout."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def linear(op: Any, ins: Any) -> torch.Tensor:
 
 
 def _multiply_blocks(x: torch.Tensor, blocks: Iterator[tuple[int, torch.Tensor]], count: int) -> torch.Tensor:
-    """Multiply x (rows, inner) with a matrix (`count`, inner) that comes in blocks of rows."""
+    """Multiply x (rows, inner) with a matrix (`count`, inner) that `blocks` yields in blocks of rows."""
     y = torch.empty((x.shape[0], count), dtype=x.dtype)
     for start, rows in blocks:
         torch.matmul(x, rows.t(), out=y[:, start : start + len(rows)])

@@ -50,7 +50,8 @@ def instance_norm(op: Any, ins: Any) -> torch.Tensor:
 
 @register_kernel("layer_norm")
 def layer_norm(op: Any, ins: Any) -> torch.Tensor:
-    """Normalize rows with torch's kernel, the normalized axes moved last: where they are does not change the bits."""
+    """Normalize rows with torch's kernel; normalized axes are moved last, so their position does not change the bits.
+    """
     x = ins["x"]
     order, kept, extents = ins.memo(x.shape, lambda: _order_axes(ins, x.shape))
     gamma, beta = (None if each is None else each.reshape(extents) for each in (ins.get("gamma"), ins.get("beta")))
@@ -81,7 +82,7 @@ def l2_norm(op: Any, ins: Any) -> torch.Tensor:
 def local_response_norm(op: Any, ins: Any) -> torch.Tensor:
     """Normalize each element by the squares of `size` neighbouring channels.
 
-    An even window extends further back, as in torch.
+    A window of even size has one more channel before the element than after it, as in torch.
     """
     x, size = ins["x"], ins.value("size")
     channels_last = functional.pad(x.square().movedim(1, -1), (size // 2, (size - 1) // 2))

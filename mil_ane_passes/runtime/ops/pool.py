@@ -1,6 +1,6 @@
 """Poolings: the input is padded explicitly to exactly the existing windows, then pooled without padding.
 
-For a maximum, and only there, explicit and implicit padding give the same result, so torch pads where it can.
+Only for a maximum, explicit and implicit padding give the same result, so torch's own padding is used if it can be.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _PoolWindows:
         if not ceil:
             return count
         count = -(-free // stride) + 1
-        # A window that would start in the padding behind the input is dropped.
+        # A window that would start in the padding after the end of the input is dropped.
         if (count - 1) * stride >= extent + before and before + after > 0:
             count -= 1
         return count
@@ -51,7 +51,7 @@ class _PoolWindows:
     def can_use_torch_padding(self) -> bool:
         """Return whether torch's own padding gives the same windows.
 
-        That is: equal on both sides, at most half a window, and the same number of windows.
+        The padding must be equal on both sides and at most half a window, and the number of windows must be the same.
         """
         return all(
             before == after and 2 * before <= size and count == (extent + 2 * before - size) // stride + 1

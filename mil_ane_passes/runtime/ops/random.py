@@ -1,6 +1,6 @@
-"""Random numbers: reproducible, since a reference that differs from run to run would be useless for comparison.
+"""Random numbers: reproducible, because a reference that differs from run to run cannot be compared.
 
-Only distribution, shape and dtype match those of a device, not the numbers. A seed of -1 (none) counts as 0.
+Distribution, shape and dtype match those of a device; the numbers do not. A seed of -1 (no seed) counts as 0.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _sample_uniform(ins: Any) -> torch.Tensor:
 
 @register_kernel("random_uniform")
 def random_uniform(op: Any, ins: Any) -> torch.Tensor:
-    """Sample below `high`: rounding to the declared dtype would turn the largest samples into `high` itself."""
+    """Sample from `low` to below `high`: samples that the declared dtype would round to `high` are kept below it."""
     low, high = ins["low"].double(), ins["high"].double()
     declared = types.nptype_from_builtin(ins.op.outputs[0].dtype)
     below = float(np.nextafter(declared(high.item()), declared(low.item())))

@@ -1,6 +1,6 @@
 """Recurrent layers, step by step.
 
-A layer of direction `reverse` returns its steps in the order of computation; only a bidirectional layer returns the
+A layer of direction `reverse` returns its steps in the order of computation. Only a bidirectional layer returns the
 steps of its backward half in the order of time. coremltools' own op tests expect this.
 """
 
@@ -21,9 +21,9 @@ StepFunction = Callable[[torch.Tensor, Any], Any]
 def _read_initial_state(ins: Any, name: str) -> torch.Tensor:
     """Return the initial state `name` with one row for each batch element of x.
 
-    coremltools does not check the state's batch, and its own converter writes states with as many rows as there are
-    steps. Which rows Core ML reads in that case is not documented. It makes no difference where all rows are equal.
-    Raises InputError where they differ.
+    coremltools does not check the batch size of the state, and its own converter writes states with one row for each
+    step. The documentation does not say which rows Core ML reads then. If all rows are equal, it makes no difference.
+    Raises InputError if they differ.
     """
     state, batch = ins[name], ins["x"].shape[1]
     if state.shape[0] == batch:

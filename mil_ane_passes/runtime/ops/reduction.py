@@ -17,7 +17,7 @@ __all__ = ["reduce_over"]
 def reduce_over(
     x: torch.Tensor, axes: Sequence[int], function: Callable[[torch.Tensor], torch.Tensor], keep_dims: bool = True
 ) -> torch.Tensor:
-    """Reduce `axes` of `x`: `function` reduces the last axis of its argument, into which all of `axes` are merged."""
+    """Reduce `axes` of `x`: they are merged into one last axis, which `function` reduces."""
     reduced = sorted(axis % x.dim() for axis in axes) if x.dim() else []
     kept = [axis for axis in range(x.dim()) if axis not in reduced]
     moved = x.permute(*kept, *reduced) if x.dim() else x

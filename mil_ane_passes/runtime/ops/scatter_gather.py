@@ -29,7 +29,7 @@ def _apply_scatter(data: torch.Tensor, places: torch.Tensor, updates: torch.Tens
         quotients = flat.astype(np.float64)
         with np.errstate(divide="ignore", invalid="ignore"):
             np.divide.at(quotients, index, values)
-        # Division by zero gives 0, as in `real_div`; the one quotient that int32 cannot hold wraps.
+        # Division by zero gives 0, as in `real_div`. The only quotient that int32 cannot hold wraps.
         divided = np.where(np.isfinite(quotients), quotients, 0.0).astype(np.int64)
         for place, quotient in _divide_lowest_integer(flat, index, values).items():
             divided[place] = quotient
@@ -40,7 +40,7 @@ def _apply_scatter(data: torch.Tensor, places: torch.Tensor, updates: torch.Tens
 
 
 def _divide_lowest_integer(flat: Any, index: Any, values: Any) -> dict[int, int]:
-    """Return the successive quotients of elements that hold the smallest integer, by position.
+    """Return the successive quotients of elements with the smallest integer of their dtype, by position.
 
     The smallest integer divided by -1 wraps to itself.
     """
@@ -67,8 +67,9 @@ _UFUNCS: dict[str, np.ufunc] = {
 def _wrap_indices(indices: torch.Tensor, extent: int, ins: Any) -> torch.Tensor:
     """Return indices with negative ones counted from the end. Raises InputError for an index out of range.
 
-    Where an op does not validate its indices, a result out of range is undefined, so it cannot be compared. Since iOS17
-    negative indices are also undefined unless validated; they count from the end, as in coremltools' inference.
+    If an op does not validate its indices, the result for an index out of range is undefined and cannot be compared, so
+    it is an error here. Since iOS17 negative indices are undefined, too, unless they are validated; here they count
+    from the end, as in coremltools' inference.
     """
     indices = indices.long()
     strict = ins.accepts("validate_indices") and bool(ins.value("validate_indices"))
@@ -120,7 +121,7 @@ def gather(op: Any, ins: Any) -> torch.Tensor:
     axis, batch_dims = ins.value("axis"), ins.value("batch_dims") if ins.accepts("batch_dims") else 0
     table = ins.constant("x")
     if table is not None and table.ndim and axis == 0 and batch_dims == 0:
-        # Reads and converts only the requested rows of a mapped table.
+        # Only the requested rows of a mapped table are read and converted.
         indices = _wrap_indices(ins["indices"], table.shape[0], ins)
         rows = ins.machine.precision.tensor(table[indices.reshape(-1).numpy()])
         return rows.reshape((*indices.shape, *table.shape[1:]))

@@ -155,7 +155,7 @@ def non_zero(op: Any, ins: Any) -> torch.Tensor:
 
 @register_kernel("one_hot")
 def one_hot(op: Any, ins: Any) -> torch.Tensor:
-    """Make one-hot vectors; an index outside the vector gives a vector without a hot element."""
+    """Make one-hot vectors; an index out of range gives a vector of only `off_value`."""
     indices, axis = ins["indices"], ins.value("axis")
     axis %= indices.dim() + 1
     places = torch.arange(int(ins.value("one_hot_vector_size")))
@@ -165,7 +165,7 @@ def one_hot(op: Any, ins: Any) -> torch.Tensor:
 
 @register_kernel("non_maximum_suppression")
 def non_maximum_suppression(op: Any, ins: Any) -> Any:
-    """Keep boxes in descending order of their best score, without those that overlap an earlier kept box too much."""
+    """Select boxes in descending order of their best score; a box that overlaps an earlier one too much is dropped."""
     boxes, scores = ins["boxes"], ins["scores"]
     boxes_last = not ins.accepts("score_threshold")  # since iOS17, boxes are on the last axis
     if boxes_last:

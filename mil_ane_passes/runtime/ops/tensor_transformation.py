@@ -24,8 +24,8 @@ def expand_dims(op: Any, ins: Any) -> torch.Tensor:
 def squeeze(op: Any, ins: Any) -> torch.Tensor:
     """Remove axes declared with extent 1.
 
-    Axes with another extent stay, as in torch, and so do symbolic axes of any extent. Type inference does the same, and
-    the following ops were built for that rank.
+    Axes with another extent stay, as in torch, and so do symbolic axes even if their extent is 1. Type inference does
+    the same, and the following ops were built for that rank.
     """
     x, declared = ins["x"], ins.var("x").shape
     axes = ins.values("axes") if ins.has("axes") else range(x.dim())
@@ -37,7 +37,8 @@ def squeeze(op: Any, ins: Any) -> torch.Tensor:
 def reshape(op: Any, ins: Any) -> torch.Tensor:
     """Reshape `x`.
 
-    A 0 copies the extent of `x` at the same position counted from the right, or is 1 beyond the rank of `x`.
+    A 0 in the shape is replaced by the extent of `x` at the same position counted from the right, or by 1 if `x` has no
+    axis there.
     """
     x, shape = ins["x"], ins.values("shape")
     for place in range(1, len(shape) + 1):
@@ -87,7 +88,7 @@ def _read_slices(ins: Any, shape: torch.Size) -> tuple[list[slice], list[int]]:
     for axis, (begin, end) in enumerate(zip(ins.values("begin"), ins.values("end"))):
         first = None if begin_mask[axis] else begin
         if squeeze_mask[axis]:
-            # Selects one element: the stride is beyond any extent, since "end" is ignored.
+            # Selects one element: "end" is ignored, so the stride is larger than any extent.
             slices.append(slice(first, None, 2**31 - 1))
         else:
             slices.append(slice(first, None if end_mask[axis] else end, strides[axis]))
@@ -117,7 +118,7 @@ def slice_by_index(op: Any, ins: Any) -> torch.Tensor:
 def slice_by_size(op: Any, ins: Any) -> torch.Tensor:
     """Slice by `begin` and `size`; a size of -1 selects all remaining elements.
 
-    A slice that leaves `x` (not documented) cannot have its declared size, so it raises an error.
+    A slice that extends beyond `x` (not documented) cannot have its declared size, so an error is raised.
     """
     x = ins["x"]
     for axis, (begin, size) in enumerate(zip(ins.values("begin"), ins.values("size"))):
@@ -131,7 +132,7 @@ def slice_by_size(op: Any, ins: Any) -> torch.Tensor:
 @register_kernel("slice_update")
 def slice_update(op: Any, ins: Any) -> torch.Tensor:
     updated = ins["x"].clone(memory_format=torch.contiguous_format)
-    place = updated.numpy()[tuple(_read_slices(ins, updated.shape)[0])]  # a view also where steps are negative
+    place = updated.numpy()[tuple(_read_slices(ins, updated.shape)[0])]  # numpy returns a view also for negative steps
     place[...] = ins["update"].reshape(place.shape).numpy()
     return updated
 

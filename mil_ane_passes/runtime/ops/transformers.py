@@ -11,7 +11,7 @@ from ..numeric import canonicalize_layout
 from ..registry import register_kernel
 from .activation import apply_softmax
 
-#: scores held at once if they exceed a quarter of the result: 1 MB of float32
+#: scores that are computed at once: 1 MB of float32, or a quarter of the result if that is more
 _MAX_SCORES_AT_ONCE = 1 << 18
 
 
@@ -32,7 +32,7 @@ def scaled_dot_product_attention(op: Any, ins: Any) -> torch.Tensor:
 def _attend_in_parts(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, y: torch.Tensor, room: int
 ) -> None:
-    """Fill `y` part by part, along its leading axes first, so that at most `room` scores are held at once."""
+    """Fill `y` part by part, along its leading axes first; at most `room` scores are in memory at once."""
     total = math.prod(y.shape[:-1]) * key.shape[-2]
     axis = next((each for each in range(-y.dim(), -1) if y.shape[each] > 1), None)
     if total <= room or axis is None:
@@ -47,9 +47,9 @@ def _attend_in_parts(
 
 
 def _narrow_part(x: Any, axis: int, start: int, step: int) -> Any:
-    """Select `step` elements of `x` from `start` on, on an axis counted from the last.
+    """Select `step` elements of `x`, starting at `start`, on an axis counted from the last.
 
-    Returns all of `x` where it is broadcast along that axis.
+    If `x` is broadcast along that axis, all of `x` is returned.
     """
     if x is None or x.dim() < -axis or x.shape[axis] == 1:
         return x

@@ -1,7 +1,7 @@
-"""Fault models: published wrong results, imitated on request. They say nothing about a given chip.
+"""Fault models: published wrong results, imitated on request. They are no evidence about a given chip.
 
-Each file here whose name has no leading underscore may define quirks, classes derived from `Quirk`, which are found by
-listing the folder. Importing this package does not import torch.
+Quirks are classes derived from `Quirk`. They are found by listing the files of this folder whose names have no leading
+underscore. Importing this package does not import torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Operands in the form a faulty machine reads them. Needs torch."""
+"""Operands in the form in which a faulty machine reads them. Needs torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ReplacedInputs(OpInputs):
         self._replaced = replaced
 
     def get(self, name: str) -> Any:
-        """Return the replacement, or the original input where it is not replaced."""
+        """Return the replacement, or the original input if it is not replaced."""
         return self._replaced[name] if name in self._replaced else self._inputs.get(name)
 
     def value(self, name: str) -> Any:
@@ -34,12 +34,12 @@ class ReplacedInputs(OpInputs):
         return self._inputs.value(name)
 
     def memo(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return what `make` makes: it may follow from what is replaced."""
+        """Return the result of `make` without caching it, because it may depend on the replaced inputs."""
         return make()
 
 
 def compute_sum_start(inputs: OpInputs, y: torch.Tensor) -> torch.Tensor:
-    """Return the start of the sum of products of each element of `y`: its bias, or zero where no bias reaches it."""
+    """Return the start of the sum of products of each element of `y`: its bias, or zero if it has no bias."""
     arriving, bias = inputs.get(ARRIVING_BIAS), inputs.get("bias")
     start = torch.zeros_like(y)
     if arriving is not None:

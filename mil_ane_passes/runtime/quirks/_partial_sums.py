@@ -1,4 +1,4 @@
-"""Partial sums of convolutions and matrix products, computed only where they may be too large. Needs torch."""
+"""Partial sums of convolutions and matrix products, computed only for elements that may overflow. Needs torch."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from ._operands import ReplacedInputs, compute_sum_start
 
 __all__ = ["insert_overflows", "sum_magnitudes"]
 
-#: products held at once: 32 MB of float64
+#: products in memory at once, 32 MB of float64: a bound for any machine, and large enough for vectorized kernels
 _MAX_PRODUCTS_AT_ONCE = 1 << 22
-#: products summed as one block; outputs that a block may bring over the limit are examined: few if the block is short
+#: Products that are summed as one block. An output is examined product by product only if a block may bring it over the
+#: limit; the shorter the blocks, the fewer the outputs.
 _PRODUCTS_PER_BLOCK = 24
-#: a sum of magnitudes is rounded too: one part in a hundred covers some hundred thousand float32 terms
+#: factor for the rounding of a sum of magnitudes: one percent covers about a hundred thousand float32 terms
 _ROUNDING_SLACK = 1.01
 
 
 class _Products(NamedTuple):
-    """The products behind each output: `left` and `right`, indexed by the output's position, multiplied elementwise.
+    """The products that each output sums: `left` and `right`, indexed by the output's position, multiplied elementwise.
 
-    The outputs are reshaped to `shape`. The leading axes of `left` are the output axes `left_axes`, those of `right`
-    the output axes `right_axes`. Their other axes, at least one, are summed in row-major order.
+    The outputs are reshaped to `shape`. The leading axes of `left` are the output axes `left_axes`, and the leading
+    axes of `right` are the output axes `right_axes`. The other axes, at least one, are summed in row-major order.
     """
 
     shape: tuple[int, ...]
@@ -40,7 +41,7 @@ class _Products(NamedTuple):
         """Return the number of products that each output sums."""
         return math.prod(self.left.shape[len(self.left_axes) :])
 
-    def blocks(self) -> Iterator[_Products]:
+    def iterate_blocks(self) -> Iterator[_Products]:
         """Split the sums into consecutive blocks.
 
         Each has as many products as `_PRODUCTS_PER_BLOCK` and `_MAX_PRODUCTS_AT_ONCE` allow.
@@ -54,7 +55,7 @@ class _Products(NamedTuple):
             left, right = self.left.narrow(axis, first, length), self.right.narrow(other, first, length)
             yield self._replace(left=left.double(), right=right.double())
 
-    def total(self) -> torch.Tensor:
+    def compute_sums(self) -> torch.Tensor:
         """Compute all sums."""
         summed = range(len(self.shape), len(self.shape) + self.left.dim() - len(self.left_axes))
         return torch.einsum(
@@ -63,11 +64,11 @@ class _Products(NamedTuple):
 
 
 def insert_overflows(y: torch.Tensor, inputs: OpInputs, limit: float) -> torch.Tensor:
-    """Replace each element of `y` by an infinity where one of its partial sums reaches `limit`.
+    """Replace each element of `y` of which a partial sum reaches `limit` by an infinity.
 
-    The infinity has the sign of the first such sum. Costs one more run of the op, on magnitudes. Where that is
-    inconclusive, it costs two more in float64, and time linear in the products of the inconclusive blocks. Memory is
-    bounded, apart from copies of operands and results.
+    The infinity has the sign of the first such sum. The cost is one more run of the op, on magnitudes. If its result is
+    inconclusive, the cost is two more runs in float64, and time linear in the products of the inconclusive blocks.
+    Memory is bounded, except for copies of operands and results.
     """
     start = compute_sum_start(inputs, y)
     places = (~(sum_magnitudes(inputs, start) * _ROUNDING_SLACK < limit)).flatten().nonzero().squeeze(1)
@@ -84,16 +85,16 @@ def insert_overflows(y: torch.Tensor, inputs: OpInputs, limit: float) -> torch.T
 
 
 def _find_overflows_by_block(products: _Products, sums: torch.Tensor, limit: float, sign: torch.Tensor) -> None:
-    """Fill `sign` with the results of `_find_first_overflow`, examining a block only where it may overflow.
+    """Fill `sign` with the results of `_find_first_overflow`; a block is examined only for outputs that may overflow.
 
     `sums` is the start of the sums.
     """
-    for block in products.blocks():
-        magnitude = block._replace(left=block.left.abs(), right=block.right.abs()).total().flatten()
+    for block in products.iterate_blocks():
+        magnitude = block._replace(left=block.left.abs(), right=block.right.abs()).compute_sums().flatten()
         doubt = ~(sums.abs() + _ROUNDING_SLACK * magnitude < limit) & (sign == 0) & ~sums.isnan()
         for places in doubt.nonzero().squeeze(1).split(max(1, _MAX_PRODUCTS_AT_ONCE // max(1, block.count_terms()))):
             sign[places] = _find_first_overflow(block, places, sums[places], limit)
-        sums = sums + block.total().flatten()
+        sums = sums + block.compute_sums().flatten()
 
 
 def sum_magnitudes(inputs: OpInputs, start: torch.Tensor) -> torch.Tensor:
@@ -181,7 +182,7 @@ def _pad_spatial(x: torch.Tensor, pads: list[tuple[int, int]]) -> torch.Tensor:
 def _make_window_products(
     x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, strides: list[int], dilations: list[int], groups: int
 ) -> _Products:
-    """Make the products of a convolution of the padded `x`: each output's window of the input is a view, not a copy."""
+    """Make the products of a convolution of the padded `x`; the windows of the input are views, not copies."""
     each = weight.shape[1]
     size = (x.shape[0], groups, *y.shape[2:], each, *weight.shape[2:])
     steps = [step * stride for step, stride in zip(x.stride()[2:], strides)]

@@ -13,8 +13,8 @@ class AsymmetricConvTransposePad(Quirk):
     """An fp16 `conv_transpose` whose pads before and after an axis differ gives a shifted output.
 
     Published: pad [1, 0] and stride 2 on an M1 with macOS 14.3, reproduced by a maintainer; fp32 is correct. The size
-    of the shift is not stated: that the two pads of an axis are swapped is our choice, and so is that every
-    unequal pair of custom pads is affected.
+    of the shift is not stated. Two choices are ours: the two pads of an axis are swapped, and every unequal pair of
+    custom pads is affected.
     """
 
     name: ClassVar[str] = "asymmetric_conv_transpose_pad"

@@ -1,4 +1,4 @@
-"""The base class of fault models, which change what an op reads, what it returns, or both."""
+"""The base class of fault models, which change the operands of an op, its results, or both."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from coremltools.converters.mil.mil import types
 
 __all__ = ["HALF_OVERFLOW", "Cliff", "Quirk", "select_quirks"]
 
-#: the magnitude from which on a number rounds to an infinity in fp16: its largest number, 65504, and half a step
+#: the smallest magnitude that rounds to an infinity in fp16: the largest number, 65504, plus half a step
 HALF_OVERFLOW = 65520.0
 
 
@@ -17,16 +17,16 @@ class Quirk:
     """A fault of some machine, published by `source` (URLs, separated by "; ").
 
     For each op that quirks affect, first every quirk may change the operands, then the op is computed, then every quirk
-    may change the results; so two quirks of one op combine. The docstring's first line is the summary printed in
-    tables. The rest states what was published and what is our choice.
+    may change the results. Two quirks of one op therefore combine. The first line of the docstring is the summary in
+    tables; the rest separates published facts from our choices.
     """
 
     name: ClassVar[str]
     source: ClassVar[str]
     op_types: ClassVar[tuple[str, ...]]
-    #: True when the source ties the fault to no type; otherwise only ops declared fp16 are affected
+    #: True if the source does not limit the fault to a dtype; otherwise only ops declared fp16 are affected
     any_float: ClassVar[bool] = False
-    #: True when the fault applies to the results after all other quirks
+    #: True if the fault applies to the results after all other quirks
     last: ClassVar[bool] = False
 
     def affects(self, op: Any) -> bool:
@@ -36,14 +36,11 @@ class Quirk:
         return all(types.is_float(var.dtype) if self.any_float else var.dtype == types.fp16 for var in op.outputs)
 
     def operands(self, op: Any, inputs: Any) -> Any:
-        """Return the inputs that the faulty machine reads in place of `inputs` (an `OpInputs`).
-
-        By default these are `inputs` themselves.
-        """
+        """Return the inputs that the faulty machine reads in place of `inputs` (an `OpInputs`); by default `inputs`."""
         return inputs
 
     def results(self, op: Any, inputs: Any, outputs: Sequence[Any]) -> Sequence[Any]:
-        """Return the results of the faulty machine in place of `outputs`; by default `outputs` themselves.
+        """Return the results of the faulty machine in place of `outputs`; by default `outputs`.
 
         `outputs` are tensors in the computing dtype, before they are stored. `inputs` are the result of the `operands`
         methods of all quirks.
@@ -52,12 +49,12 @@ class Quirk:
 
     @classmethod
     def summary(cls) -> str:
-        """Return one sentence on what goes wrong."""
+        """Return one sentence that describes the fault."""
         return (cls.__doc__ or "").strip().splitlines()[0]
 
 
 class Cliff(Quirk):
-    """A fault that makes results of `cliff` or more zero."""
+    """A fault that replaces results of `cliff` or more by zero."""
 
     #: the smallest correct result that becomes 0
     cliff: ClassVar[float]

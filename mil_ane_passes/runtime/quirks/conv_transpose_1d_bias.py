@@ -13,10 +13,10 @@ __all__ = ["ConvTranspose1dBias"]
 class ConvTranspose1dBias(Quirk):
     """The bias of a rank-3 `conv_transpose` reaches only the first values of each channel.
 
-    Published: `ConvTranspose1d(768, 384, 7, stride=3, padding=2)` on (1, 768, 600), target iOS18; another layer, of
-    another size, was correct, and so is rank 4. Chip, OS and the affected sizes are not stated: that all sizes are is
-    our choice. The report says "only the first few values of each channel"; the number 8 is our choice. It names no
-    type, so ops declared fp32 are affected as well.
+    Published: `ConvTranspose1d(768, 384, 7, stride=3, padding=2)` on (1, 768, 600), target iOS18. A layer of another
+    size was correct, and so is rank 4. Chip, OS and the affected sizes are not stated; it is our choice that all sizes
+    are affected. The report says "only the first few values of each channel"; the number 8 is our choice. The report
+    does not state a dtype, so ops declared fp32 are affected as well.
     """
 
     name: ClassVar[str] = "conv_transpose_1d_bias"
@@ -24,7 +24,7 @@ class ConvTranspose1dBias(Quirk):
     op_types: ClassVar[tuple[str, ...]] = ("conv_transpose",)
     any_float: ClassVar[bool] = True
 
-    #: the number of values of each output channel that still get the bias
+    #: the number of values of each output channel to which the bias is added
     reach: ClassVar[int] = 8
 
     def operands(self, op: Any, inputs: Any) -> Any:

@@ -15,8 +15,9 @@ class ExpOverflow(Quirk):
     """An fp16 `exp` of more than 11.09 is infinite, and so are sums and logarithms of it.
 
     Published: logcumsumexp, which is converted to exp, cumsum and log, is infinite and then NaN above 11.09, where
-    exp(x) passes 65504. The same holds for a softplus or a log-sum-exp spelled with `exp`. The declared type alone
-    implies as much, so precision float16 shows it without this quirk; the quirk brings it to float32 and float64.
+    exp(x) exceeds 65504. The same holds for a softplus or a log-sum-exp written with `exp`. The declared dtype fp16
+    already implies this, so precision float16 shows it without this quirk. The quirk also shows it at float32 and
+    float64.
     """
 
     name: ClassVar[str] = "exp_overflow"

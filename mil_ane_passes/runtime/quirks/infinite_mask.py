@@ -1,4 +1,4 @@
-"""A softmax takes infinities for large finite numbers."""
+"""A softmax reads infinities as large finite numbers."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ __all__ = ["InfiniteMask"]
 
 
 class InfiniteMask(Quirk):
-    """An fp16 `softmax` takes infinities and NaN for finite numbers, so a row masked by -inf throughout is uniform.
+    """An fp16 `softmax` reads infinities and NaN as finite numbers, so a row that -inf masks entirely is uniform.
 
-    Published by Apple: the ANE does not handle minus infinity correctly in softmax, so masks use -40000; by others: on
-    M4 and M6 the exponent field of all ones is read as an ordinary exponent, so an infinity is 2**16 and the usual NaN
-    1.5 * 2**16; and that a mask of -1e9, which is minus infinity in fp16, gives NaN on the CPU and something else on
-    the ANE. That the softmax reads its operand this way is our interpretation: a row masked throughout becomes uniform
-    and not NaN, and a NaN or an infinity dominates its row. A row masked in part is correct here; reports say that such
-    rows diverge as well, but not how. A float mask of `scaled_dot_product_attention` is read in the same way: the
-    scores are lost beside it, since fp16 stores their sum as an infinity again. Values too large for fp16 count as
-    infinite in every precision.
+    Published by Apple: the ANE does not handle minus infinity correctly in softmax, so masks use -40000. Published by
+    others: on M4 and M6 the exponent field of all ones is read as an ordinary exponent, so an infinity is 2**16 and the
+    usual NaN 1.5 * 2**16; a mask of -1e9, which is minus infinity in fp16, gives NaN on the CPU and another result on
+    the ANE. It is our interpretation that the softmax reads its operand this way: an entirely masked row becomes
+    uniform and not NaN, and a NaN or an infinity dominates its row. A partly masked row is correct here; reports say
+    that such rows differ as well, but do not say how. A float mask of `scaled_dot_product_attention` is read in the
+    same way: the scores have no effect, since fp16 stores the sum of mask and score as an infinity again. Values too
+    large for fp16 count as infinite in every precision.
     """
 
     name: ClassVar[str] = "infinite_mask"
@@ -30,7 +30,7 @@ class InfiniteMask(Quirk):
     )
     op_types: ClassVar[tuple[str, ...]] = ("softmax", "scaled_dot_product_attention")
 
-    #: represents ±2**16 plus any score: every score is lost beside it
+    #: represents ±2**16 plus any score: it is so large that adding a score does not change it
     drowned_score: ClassVar[float] = 1e30
 
     def operands(self, op: Any, inputs: Any) -> Any:

@@ -15,9 +15,9 @@ class LastAxisSlice4094(Quirk):
     """An fp16 slice that begins inside the last axis makes values above 4094 infinite.
 
     Published for M1, M1 Max and M2 Pro, for `slice_by_size`: such a slice is copied through a fixed-point format scaled
-    by 16, so 65504 / 16 is the largest value; M4 and M5 are correct. That `slice_by_index` and the later parts of a
-    `split` are affected as well is our interpretation. A concat of such slices is also reported to return wrong
-    elements; which ones is not published, and it is not imitated.
+    by 16, so 65504 / 16 is the largest value; M4 and M5 are correct. It is our interpretation that `slice_by_index` and
+    the later parts of a `split` are affected as well. A concat of such slices is also reported to return wrong
+    elements. The reports do not say which elements, so this is not imitated.
     """
 
     name: ClassVar[str] = "last_axis_slice_4094"

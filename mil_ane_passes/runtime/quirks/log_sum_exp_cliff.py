@@ -14,8 +14,8 @@ class LogSumExpCliff(Cliff):
     """An fp16 `reduce_log_sum_exp` whose sum of exponentials overflows fp16 is 0.
 
     Published: over 32 equal channels the output falls from 11.10 to 0 at x = 7.63, which is ln(65504 / 32); over x
-    and a zero at 11.098, which is ln(65504 / 1). That is a sum taken without subtracting the maximum first. Published
-    for reductions of the channel axis and of a stacked axis; that every axis is affected is our choice.
+    and a zero at 11.098, which is ln(65504 / 1). So the sum is computed without subtracting the maximum first.
+    Published for reductions of the channel axis and of a stacked axis; it is our choice that every axis is affected.
     """
 
     name: ClassVar[str] = "log_sum_exp_cliff"

@@ -1,4 +1,4 @@
-"""A long sum is formed in fp16."""
+"""A long sum is accumulated in fp16."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["NarrowReduceSum"]
 class NarrowReduceSum(Quirk):
     """An fp16 `reduce_sum` or `reduce_mean` rounds to fp16 after each addition, so a sum of ones stops at 2048.
 
-    Published: `reduce_sum` accumulates narrow, in fp16, and a matrix product wide; whole sums are exact up to 2048,
-    where 2049 reads as 2050 and in one case 2048 as 2050. The same pages also say that all reductions accumulate wide,
-    and 2050 for 2049 is no more than the rounding of the result: the severity is an open question. That the additions
-    go from first to last, one at a time, and that a mean is such a sum divided by the number of elements, is our
-    choice, and the worst case that fits the reports.
+    Published: `reduce_sum` accumulates in fp16 and a matrix product in a wider type; integer sums are exact up to 2048,
+    2049 reads as 2050, and in one case 2048 as 2050. The same pages also say that all reductions accumulate in a wider
+    type, and 2050 for 2049 can be just the rounding of the result, so the severity is an open question. Two choices are
+    ours, and are the worst case that fits the reports: the additions go from first to last, one at a time, and a mean
+    is such a sum divided by the number of elements.
     """
 
     name: ClassVar[str] = "narrow_reduce_sum"

@@ -12,13 +12,13 @@ __all__ = ["SquareOverflow"]
 
 
 class SquareOverflow(Quirk):
-    """The fp16 square of more than 256 in magnitude is infinite, so an RMSNorm spelled with it gives 0.
+    """The fp16 square of more than 256 in magnitude is infinite, so an RMSNorm written with it gives 0.
 
     Published: coremltools' own conversion of RMSNorm divides by the largest magnitude first, since x * x overflows on
-    the ANE above 256; 256 * 256 was seen to be infinite on M4 and M6. Affected are the spellings of a square: `square`,
-    `mul` of a value with itself, and `pow` by 2. The declared type alone implies as much, so precision float16 shows it
-    without this quirk; the quirk brings it to float32 and float64. Not affected: `reduce_l2_norm` and `l2_norm`, which
-    sources recommend as the form that stays stable, `layer_norm`, which is used as a fix, and `reduce_sum_square`,
+    the ANE above 256; 256 * 256 was observed to be infinite on M4 and M6. All forms of a square are affected: `square`,
+    `mul` of a value with itself, and `pow` by 2. The declared dtype fp16 already implies this, so precision float16
+    shows it without this quirk. The quirk also shows it at float32 and float64. Not affected: `reduce_l2_norm` and
+    `l2_norm`, which sources recommend as stable, `layer_norm`, which is used as a fix, and `reduce_sum_square`,
     `instance_norm` and `local_response_norm`, which no report mentions.
     """
 
