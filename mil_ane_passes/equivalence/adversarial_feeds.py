@@ -1,7 +1,7 @@
 """Adversarial feeds: values and sizes at which two programs that agree on normal draws most often differ.
 
-A run combines several patterns, so few runs are needed: rows of an input differ in scale, and single elements are
-extreme.
+A run combines several patterns (rows of an input differ in scale, and single elements are extreme), so few runs are
+needed.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ Array = np.ndarray[Any, Any]
 WIDE, SPECIAL, TIES, INDICES, SIZES = "wide range", "NaN and infinities", "ties", "indices", "sizes"
 ROWS = "rows of tables that differ"
 WIDE_AND_TIES = "wide range and ties"
-"One run in place of two, for functions with long runs: wide range in the first half of each input, ties in the rest."
+"One run instead of two, for functions with long runs: wide range in the first half of each input, ties in the rest."
 _MIN_LONG_RUN_ELEMENTS = 1 << 22
-"Number of elements computed in a run from which it counts as long."
+"Number of computed elements from which a run counts as long; it then tests two kinds of feeds at once."
 _DESCRIPTIONS = {
     WIDE: "normal draws x 30 and x 0.001, some elements +-65504 and +-300, first and last rows of tables",
     SPECIAL: "some elements NaN, inf, -inf, -0 and 0",
@@ -66,30 +66,33 @@ _DESCRIPTIONS = {
 _EXTREMES = (65504.0, -65504.0, 300.0, -300.0)
 "fp16's largest magnitude, and one at which sigmoid, tanh and exp saturate."
 _TINY_VALUES = (6e-8, -6e-8, 5e-5, -1e-4)
-"fp16's smallest magnitude, and some around those of epsilons; beside large ones rounding would hide them."
+"fp16's smallest magnitude, and some of the size of epsilons. Rounding would hide them in sums with larger numbers."
 _SPECIAL_VALUES = (math.nan, math.inf, -math.inf, -0.0, 0.0)
 _INTEGER_EXTREMES = (-100, 1000, -1, 9, 100, -8, 8, 0)
-"Free integers: negative ones, and ones beyond what normal draws use."
+"Integers for inputs without bounds: negative ones, and ones larger than those of normal draws."
 _ELEMENTS_PER_EXTREME = 32
-"One element of so many is extreme: the other elements have to stay comparable."
+"One of this many elements is extreme: a result that depends on few elements must stay comparable."
 _MAX_EXTREMES = 16
-"At most so many elements are extreme: in a network with a large receptive field, more would hide everything else."
+"At most this many elements are extreme: in a network with a large receptive field, more would affect every output."
 _ROW_SCALES = (30.0, 1e-3, 1.0)
-"Scales of the rows of wide-range feeds."
+"Scales of the rows of wide-range feeds: large, small and ordinary rows, so that sums over rows mix magnitudes."
 
 
 _ROWS_AT_ONCE = 1024
 "Rows of tables that are compared at a time, in float64: a table may be as large as memory."
 _MAX_INDEX_OPS, _MAX_INDICES = 64, 1 << 16
-"The most ops that compute the indices of a lookup from inputs, and elements of each: they are computed many times."
+"""Most ops that compute the indices of a lookup from inputs, and most elements of each result.
+
+These ops run about log2(n) times for an input of n elements, so they must be cheap.
+"""
 
 
 @dataclass(frozen=True)
 class Domain:
-    """The domain in which two programs have to agree: magnitudes of float inputs from `low` to `high`, zero aside.
+    """The domain in which two programs must agree: float inputs are 0 or have magnitudes from `low` to `high`.
 
-    `ranges` are the user's intervals of inputs by name; such inputs get neither NaN nor infinity. `largest_size` is the
-    largest size of symbolic dimensions without a declared range.
+    `ranges` are the user's intervals of inputs by name; these inputs contain neither NaN nor infinity. `largest_size`
+    is the largest size of symbolic dimensions without a declared range.
     """
 
     low: float = 0.0
@@ -115,9 +118,9 @@ def build_adversarial_plans(
 ) -> list[Plan]:
     """Make one run of each kind of adversarial feeds at every function's default shapes.
 
-    These run at float64 only unless `typed`. Where dimensions are symbolic, a run of normal draws at float64 is added
-    for each of a few sizes. A run that the program before cannot execute is dropped without a note, as its feeds are
-    ours, not the model's.
+    Without `typed`, these run only at float64. If dimensions are symbolic, a run of normal draws at float64 is added
+    for each of a few sizes. A run that the program before cannot execute is dropped without a note, because the model
+    need not support our feeds.
     """
     made = []
     for name, function in program.functions.items():
@@ -136,9 +139,9 @@ def build_adversarial_plans(
 
 
 def build_table_row_plans(before: Program, after: Program, describe: Callable[[str], Any]) -> list[Plan]:
-    """Make a run for each function in which lookups by ids read the rows in which tables of the two programs differ.
+    """Make a run for each function with differing tables: its ids look up the rows that differ.
 
-    Draws reach few rows of a large table, so that a table with one other row would pass for the same.
+    Normal draws read few rows of a large table, so a difference in a single row would not be found.
     """
     made = []
     for name, function in before.functions.items():
@@ -159,7 +162,8 @@ def build_table_row_plans(before: Program, after: Program, describe: Callable[[s
 
 
 def _find_differing_lookups(before: Program, after: Program, function: str) -> list[tuple[Var, Array]]:
-    """Return the indices of each lookup in a constant table that differs in the other program, with these rows."""
+    """Return, for each lookup in a constant table that differs between the programs, its indices and the differing
+    rows."""
     tables = [dict(_iterate_tables(program.functions[function])) for program in (before, after)]
     found = []
     for place, (old, indices) in tables[0].items():
@@ -169,15 +173,17 @@ def _find_differing_lookups(before: Program, after: Program, function: str) -> l
         try:
             dense = [_read_table(program, function, var, place.axis) for program, var in ((before, old), (after, new))]
         except AnePassesError:
-            continue  # neither can a run read it, which the report then says
+            continue  # a run cannot read it either, and its report states the error
         if (rows := _find_differing_rows(*dense)).size:
             found.append((indices, rows))
     return found
 
 
 class _TablePlace(NamedTuple):
-    """What tells the tables of a function apart, whose names may differ in the other program: shape, axis of the rows,
-    and number among those of this shape and axis."""
+    """The identity of a table in a function: shape, axis of the rows, and number among the tables with these two.
+
+    Names cannot identify it, because they may differ in the other program.
+    """
 
     shape: tuple[int, ...]
     axis: int
@@ -185,8 +191,10 @@ class _TablePlace(NamedTuple):
 
 
 class _IdUse(NamedTuple):
-    """How the indices of a lookup follow from one input, at the places that depend on it: `base` + `step` times the
-    input's element of number `element`. Three arrays of one length."""
+    """The dependence of a lookup's indices on one input: an index is `base` + `step` * (input element `element`).
+
+    The three arrays have one entry for each index that depends on the input.
+    """
 
     name: str
     base: Array
@@ -195,12 +203,13 @@ class _IdUse(NamedTuple):
 
 
 def _find_id_uses(program: Program, function: str, indices: Var, feeds: Mapping[str, Array]) -> list[_IdUse]:
-    """Return how `indices` depend on each input, found by computing them at values of 0 and 1; empty where too much
-    has to be computed for that, or where they cannot be computed.
+    """Determine the dependence of `indices` on each input by computing them for inputs of 0 and 1.
 
-    One value of 1 among zeros would tell which places read it, an input of n elements takes n such runs. That each
-    place reads one element is assumed, so the number of this element is found bit by bit, in log2(n) runs. Where it is
-    not so, the ids chosen are as good as drawn ones.
+    Returns an empty list if this needs too much computation, or if the indices cannot be computed.
+
+    A run with a single 1 would show which indices depend on this element, but an input of n elements would need n runs.
+    We assume that each index depends on one element. The number of this element is then found bit by bit in log2(n)
+    runs. If the assumption is wrong, the ids are no worse than sampled ones.
     """
     from ..runtime import Runtime
 
@@ -227,13 +236,15 @@ def _find_id_uses(program: Program, function: str, indices: Var, feeds: Mapping[
             if places.size:
                 found.append(_IdUse(name, base[places], step[places], element[places]))
     except AnePassesError:
-        pass  # indices that cannot be computed at these values; other inputs are tried
+        pass  # the indices cannot be computed for these values; the next input is tried
     return found
 
 
 def _list_needed_ops(var: Var) -> list[Operation] | None:
-    """Return the ops of the function that compute `var`, in their order; None where they are more than integers need:
-    many, with blocks, or of many elements."""
+    """Return the ops of the function that compute `var`, in program order.
+
+    Returns None if they are too expensive for indices: too many ops, ops with blocks, or too many elements.
+    """
     needed: set[Operation] = set()
     pending = [var]
     while pending:
@@ -250,7 +261,10 @@ def _list_needed_ops(var: Var) -> list[Operation] | None:
 
 
 def _choose_ids(drawn: Array, wanted: Sequence[tuple[Array, _IdUse]], domain: Interval) -> Array:
-    """Return ids that read rows of tables, given with how these are looked up; drawn ones where none of them can."""
+    """Return `drawn` with ids replaced by ones that look up the wanted rows; ids that cannot do so are unchanged.
+
+    `wanted` has the rows of each table together with the dependence of the lookup on the ids.
+    """
     ids = drawn.reshape(-1).copy()
     readers: dict[int, set[tuple[int, int, int]]] = {}
     for number, (_, use) in enumerate(wanted):
@@ -269,7 +283,7 @@ def _choose_ids(drawn: Array, wanted: Sequence[tuple[Array, _IdUse]], domain: In
 
 
 def _iterate_tables(function: Function) -> Iterator[tuple[_TablePlace, tuple[Var, Var]]]:
-    """Yield the constant tables, compressed or not, from which computed indices select, each with the indices."""
+    """Yield each constant table, compressed or not, that is read at computed indices, with its lookup's indices."""
     counts: dict[Any, int] = {}
     for op in function.operations:
         if op.op_type != "gather" or not is_const_or_compressed(op.x) or op.axis is None or op.axis.val is None:
@@ -281,7 +295,7 @@ def _iterate_tables(function: Function) -> Iterator[tuple[_TablePlace, tuple[Var
 
 
 def _is_stored_alike(old: Var, new: Var) -> bool:
-    """Return whether two constants are made by the same ops of equal numbers, so that they need not be computed."""
+    """Return whether two constants come from equal ops with equal stored numbers: then they need not be computed."""
     first, second = old.op, new.op
     if first.op_type != second.op_type or first.inputs.keys() != second.inputs.keys():
         return False
@@ -291,7 +305,7 @@ def _is_stored_alike(old: Var, new: Var) -> bool:
 
 
 def _read_table(program: Program, function: str, var: Var, axis: int) -> Array:
-    """Return a table with its rows on the first axis, as a run reads it; a compressed one in fp32."""
+    """Return a table as a run reads it, with its rows on the first axis; a compressed table is returned in fp32."""
     from ..runtime import Runtime
 
     dense = var.val if is_const(var) else Runtime(program, function=function).read_constant(var)
@@ -299,7 +313,7 @@ def _read_table(program: Program, function: str, var: Var, axis: int) -> Array:
 
 
 def _find_differing_rows(old: Array, new: Array) -> Array:
-    """Return the rows in which two tables differ, those with the largest difference first."""
+    """Return the indices of the rows in which two tables differ, the largest difference first."""
     if np.may_share_memory(old, new):
         return np.empty(0, np.int64)
     gaps = np.zeros(len(old))
@@ -334,7 +348,7 @@ class _Sampler:
         self._images = find_image_inputs(description)
 
     def kinds(self) -> Iterator[str]:
-        """Yield the kinds of feeds that differ from normal draws for this function's inputs."""
+        """Yield the kinds of adversarial feeds that apply to this function's inputs."""
         inputs = {name: self._function.inputs[name] for name in self._choice.shapes}
         if any(self._is_free_float(name, var) for name, var in inputs.items()):
             shapes = self._choice.shapes
@@ -346,7 +360,7 @@ class _Sampler:
             yield INDICES
 
     def feeds(self, kind: str, seed: int) -> dict[str, Array]:
-        """Make feeds of that kind; inputs to which the kind does not apply get normal draws."""
+        """Make feeds of `kind`; inputs to which it does not apply are normal draws."""
         random = np.random.default_rng((seed, 7))
         feeds = make_feeds(self._function, self._choice, seed, self._description)
         for name, value in feeds.items():
@@ -409,8 +423,10 @@ def _scale_rows(random: np.random.Generator, values: Array) -> Array:
 def _set_extremes(
     random: np.random.Generator, values: Array, extremes: Sequence[float], share: int = _ELEMENTS_PER_EXTREME
 ) -> Array:
-    """Return `values` with a few elements, spread over the array, set to `extremes` in turn, as far as there is
-    room."""
+    """Return `values` with a few elements, spread over the array, set to `extremes` in turn.
+
+    A small array has fewer extreme elements than there are `extremes`.
+    """
     if not values.size or not extremes:
         return values
     room = max(1, values.size // min(2, share))
@@ -426,8 +442,8 @@ def _set_extremes(
 def _set_extremes_and_rows(random: np.random.Generator, values: Array, extremes: Sequence[float]) -> Array:
     """Return `values` with a few elements set to `extremes`, and some of the last rows replaced.
 
-    The replaced rows are zeros (such as padding), one number, and a single 1. Arrays of fewer than four rows keep all
-    of their rows.
+    The replaced rows are zeros (such as padding), copies of one number, and one-hot. An array of fewer than four rows
+    keeps all of its rows.
     """
     if values.ndim < 2 or not values.size or values.size // values.shape[-1] < 4:
         return _set_extremes(random, values, extremes)

@@ -1,22 +1,22 @@
-"""Calibration: finds where a model exceeds fp16 on the user's own feeds, and the rewrites that fix it.
+"""Calibration: finds values of a model that exceed fp16 on the user's own feeds, and the rewrites that fix them.
 
-Most numeric faults are silent: the ANE returns a number, and it is wrong. Which of them occurs depends on the values,
-so use your own inputs. `calibrate` runs the model, reports the headroom that fp16 leaves at each value (65504 over the
-largest magnitude), bounds every partial sum (the ANE's accumulator ends at 32768), and tries each applicable rewrite
-on a copy. `--feeds` may be repeated; `--ranges 'image=0:1'` stands for inputs of which you have no sample, both ends
-included. Without either it runs on random feeds.
+Most numeric faults are silent: the ANE returns a wrong number. Which faults occur depends on the values, so use your
+own inputs. `calibrate` runs the model and reports the headroom of each value in fp16 (65504 divided by the largest
+magnitude). It also bounds every partial sum, because the ANE's accumulator overflows at 32768, and tries each
+applicable rewrite on a copy. `--feeds` may be repeated. `--ranges 'image=0:1'` gives the interval of inputs for which
+you have no sample, both ends included. Without feeds and ranges, random feeds are used.
 
-`rewrite` accepts both, too: `bounded_accumulation` scales values that `calibrate` reports as too large, `fp16_compute`
-keeps in fp32 what exceeds fp16, and the equivalence check runs on them besides its own random feeds; approximate
-rewrites are judged on the user's feeds alone.
+`rewrite` accepts both options, too: `bounded_accumulation` scales values that `calibrate` reports as too large,
+`fp16_compute` keeps values that exceed fp16 in fp32, and the equivalence check runs on these feeds in addition to its
+own random ones. Approximate rewrites are judged on the user's feeds only.
 
-An fp32 package becomes an fp16 one with `--passes fp16_compute`: weights halve, inputs and outputs are unchanged, and
-the report lists what was kept in fp32, why, and the largest error on the feeds (without feeds, on seeded random
-feeds). `--passes fp16_io` makes inputs and outputs fp16 as well, which changes the interface, so it only runs on
-request.
+`--passes fp16_compute` converts an fp32 package to fp16. The weights take half the space, and inputs and outputs are
+unchanged. The report lists the values that were kept in fp32, the reasons, and the largest error on the feeds (seeded
+random feeds if there are none). `--passes fp16_io` makes inputs and outputs fp16 as well. It runs only on request,
+because it changes the interface.
 
-`finite_mask` replaces the infinities of additive masks by -1e4, as Apple's own models do. A masked weight is 0 before
-and after; only a row that is masked throughout changes, from NaN to the softmax of its scores.
+`finite_mask` replaces the infinities of additive masks by -1e4, as Apple's own models do. The weight of a masked
+element is 0 before and after. Only a row that is entirely masked changes: from NaN to the softmax of its scores.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ Progress = Callable[[str], None]
 PlanMaker = Callable[[Program], Sequence[Plan]]
 
 MIN_SUM_OVERFLOW = 32768.0
-"Magnitude from which a partial sum of a convolution or matrix product is infinite on M2 Pro, M4, M5 and M6."
+"Smallest magnitude of a partial sum of a convolution or matrix product that is infinite on M2 Pro, M4, M5 and M6."
 
 
 @dataclass
 class CalibrationRow:
-    """One value over all runs: its `TraceRow`, and `partial`, the bound on partial sums where it is the result of sums.
+    """One value over all runs: its `TraceRow`, and for results of sums `partial`, the bound on the partial sums.
 
-    `codes` are the rules that match at this op, `fixed_by` the rewrites after which fp16 holds the value, and the sums
-    in it.
+    `codes` are the rules that match at this op. `fixed_by` are the rewrites after which the value and its partial sums
+    are within fp16.
     """
 
     trace: TraceRow
@@ -66,9 +66,9 @@ class CalibrationRow:
 
     @property
     def headroom(self) -> float:
-        """65504 divided by the largest magnitude: below 1 the value overflows.
+        """65504 divided by the largest magnitude: below 1, the value overflows.
 
-        It is infinite for all zeros and non-floats.
+        It is infinite for a value of zeros, and for integers and bools.
         """
         if not self.trace.type.startswith("fp"):
             return math.inf
@@ -92,8 +92,11 @@ class CalibrationRow:
 
 @dataclass
 class Calibration:
-    """All rows of a program in the order of computation, the number of runs, the rules that match and how often, and
-    the first op beyond fp16 as MIL."""
+    """The result of `calibrate_program`.
+
+    `rows` are in the order of computation, `runs` is the number of runs, `fires` the number of matches of each rule,
+    and `first` the first op beyond fp16 as MIL.
+    """
 
     rows: list[CalibrationRow]
     runs: int
@@ -107,7 +110,7 @@ def calibrate_program(
     program: Program, make: PlanMaker, rules: Iterable[type[Rule]], *, target: str = "all",
     progress: Progress = lambda text: None,
 ) -> Calibration:
-    """Run `program` on the plans that `make` gives for it, and try each of `rules` that matches on a clone."""
+    """Run `program` on the plans that `make` returns for it, and try each matching rule of `rules` on a clone."""
     from ..ir.printer import format_op
     from .range_measurement import measure_ranges
 
@@ -119,12 +122,12 @@ def calibrate_program(
     )
     by_name = {(row.function, row.trace.value): row for row in found.rows}
 
-    def known(asked: Program) -> Mapping[Var, Range]:
-        return ranges if asked is program else measure_ranges(asked, make(asked), progress)
+    def measure_program(clone: Program) -> Mapping[Var, Range]:
+        return ranges if clone is program else measure_ranges(clone, make(clone), progress)
 
-    def look(rule: type[Rule]) -> None:
+    def try_rule(rule: type[Rule]) -> None:
         configured = rule.configured()
-        hits = find_matches(configured, program, target=target, measure=known).fired
+        hits = find_matches(configured, program, target=target, measure=measure_program).fired
         for hit in hits:
             row = by_name.get((hit.function, hit.value))
             if row is not None and rule.code not in row.codes:
@@ -133,12 +136,12 @@ def calibrate_program(
             found.fires[rule.name] = len(hits)
         if hits and isinstance(configured, Rewrite) and any(row.beyond for row in found.rows):
             progress(f"trying ane::{rule.name}")
-            _credit_rule(found.rows, rule.name, _find_beyond_after(configured, program, make, target, known))
+            _credit_rule(found.rows, rule.name, _find_beyond_after(configured, program, make, target, measure_program))
 
     for rule in rules:
         try:
-            look(rule)
-        except RuleError as error:  # the other rules are still tried
+            try_rule(rule)
+        except RuleError as error:  # recorded, so that the other rules are tried
             if error.failure is None:
                 raise
             found.failed.append(error.failure)

@@ -1,6 +1,6 @@
-"""Comparison of a program with the torch module or callable that it was made from.
+"""Comparison of a program with the torch module or callable from which it was converted.
 
-It is judged by a tolerance, as weights were rounded or compressed in the conversion.
+Outputs are judged by a tolerance, because the conversion rounded or compressed the weights.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..ir.query import iterate_ops
 from ..passes.contract import Exactness
 from .callables import Caller
 from .comparison import Accuracy, OutputDifference, describe_worst_element, to_arrays
-from .coverage import outputs_without_numbers
+from .coverage import find_outputs_without_numbers
 from .equivalence import Case, VerifyReport
 from .execution import Plan, Run, build_plans, check_runnable, execute_plans
 
@@ -30,13 +30,13 @@ __all__ = [
 Array = np.ndarray[Any, Any]
 
 FP32_TOLERANCE = 1e-4
-"Tolerance of a program all in fp32, as a share of an output's largest value: float32 sums in another order."
+"Tolerance for a program entirely in fp32, as a fraction of an output's largest value: sums in another order differ."
 FP16_TOLERANCE = 2e-2
-"The same for a program with fp16 or compressed values: each weight is off by up to 2**-11 of it, layer upon layer."
+"The same for a program with fp16 or compressed values: fp16 rounds by up to 2**-11, and errors add up over the layers."
 
 
 def get_default_tolerance(program: Program) -> float:
-    """Return `FP16_TOLERANCE` when any value of the program is fp16 or compressed, else `FP32_TOLERANCE`."""
+    """Return `FP16_TOLERANCE` if any value of the program is fp16 or compressed, else `FP32_TOLERANCE`."""
     reduced = any(
         op.op_type.startswith("constexpr_") or any(
             not types.is_list(var.sym_type) and getattr(var, "dtype", None) == types.fp16 for var in op.outputs)
@@ -52,10 +52,10 @@ def compare_with_callable(
 ) -> VerifyReport:
     """Compare the outputs of a program's default function with a callable's, on the program's inputs.
 
-    `given` as in `Caller`. An output passes when no element is further off than `tolerance` times the largest value of
-    the first side's output; integers, bools and strings have to be equal, and non-finite elements have to be the same.
-    Limits in `accuracy` replace the tolerance. Raises InputError when the callable cannot be used, raises, or returns
-    another number of outputs.
+    `given` is as in `Caller`. An output passes if each element differs by at most `tolerance` times the largest value
+    of the first side's output. Integers, bools and strings must be equal, and non-finite elements must be the same.
+    Limits in `accuracy` replace the tolerance. Raises InputError if the callable cannot be used, raises an exception,
+    or returns another number of outputs.
     """
     check_runnable(program, quirks)
     name = program.default_function_name
@@ -76,22 +76,22 @@ def compare_with_callable(
     runs = execute_plans(program, made, (precision,), lambda text: progress(f"program, {text}"), quirks).runs
     for number, run in enumerate(runs, 1):
         if run.error:
-            report.notes.append(f"{name}, {run.plan.label}: the program cannot be run, so not compared ({run.error})")
+            report.notes.append(f"{name}, {run.plan.label}: not compared, as the program cannot be run ({run.error})")
             continue
         progress(f"{caller.name}, run {number} of {len(runs)}")
         report.cases.append(_compare_run(run, caller, precision, program_first, accuracy or share))
     if not report.cases:
-        report.status, report.reason = "not verified", f"no feeds that were drawn can be run: {report.notes[-1]}"
+        report.status, report.reason = "not verified", f"none of the sampled feeds can be run: {report.notes[-1]}"
     elif not all(case.passed for case in report.cases):
         report.status = "different"
-    report.leave_open("", outputs_without_numbers(program, (run for run in runs if not run.error)))
+    report.leave_open("", find_outputs_without_numbers(program, (run for run in runs if not run.error)))
     return report
 
 
 def _describe_left_out(program: Program, name: str, states: Sequence[str], followed: Sequence[str]) -> list[str]:
     notes = [f"function '{other}' was not compared: a callable stands for one, '{name}'"
              for other in program.functions if other != name]
-    return notes + [f"state '{state}' started as zeros, and what is left in it was not compared: the callable has no "
+    return notes + [f"state '{state}' started as zeros, and its final value was not compared: the callable has no "
                     "buffer of that name" for state in states if state not in followed]
 
 
@@ -119,7 +119,7 @@ def _compare_run(run: Run, caller: Caller, precision: str, program_first: bool, 
 def compare_within_tolerance(name: str, old: Array, new: Array, tolerance: float) -> OutputDifference:
     """Judge one output against the tolerance.
 
-    A scalar is compared as an array of one element, as the converter makes it one.
+    A scalar is compared as an array of one element, because the converter turns it into one.
     """
     old, new = np.atleast_1d(old), np.atleast_1d(new)
     if old.shape != new.shape:

@@ -1,4 +1,4 @@
-"""Torch modules and Python callables in place of one of two programs: how they are called and how results are named."""
+"""Torch modules and Python callables in place of one of two programs: calls, and names for their results."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ Array = np.ndarray[Any, Any]
 
 
 def is_callable_side(given: Any) -> bool:
-    """Return whether `given` is to be called, rather than opened as a model."""
+    """Return whether `given` is a callable to compare with, and not a model to load."""
     return callable(given) and not hasattr(given, "get_spec")
 
 
 class Caller:
-    """Calls the user's callable with a program's feeds; its results get the names of the program's outputs.
+    """Calls the user's callable with a program's feeds and gives its results the names of the program's outputs.
 
-    A torch module gets tensors on its device: floats in the dtype of its own floating-point parameters (float32 if it
-    has none), integers as int64, which is what torch indexes with. Any other callable gets numpy arrays as they are
-    fed. Inputs are passed in the program's order, or by name when all of their names are parameters of the callable.
+    A torch module is called with tensors on its device: floats in the dtype of its floating-point parameters (float32
+    if it has none), integers as int64, the dtype of torch's indices. Any other callable is called with the fed numpy
+    arrays. Inputs are passed by name if all of their names are parameters of the callable, else in the program's order.
     Raises InputError for a class, and for a module in training mode.
     """
 
@@ -37,7 +37,7 @@ class Caller:
             given = given.module()  # a torch ExportedProgram, which cannot be called itself
         self._given, self._inputs, self._outputs = given, list(inputs), list(outputs)
         self.name = getattr(given, "__name__", None) or type(given).__name__
-        torch = sys.modules.get("torch")  # without it, no torch module exists
+        torch = sys.modules.get("torch")  # if torch is not imported, `given` cannot be a torch module
         self._torch = torch if torch is not None and isinstance(given, torch.nn.Module) else None
         training = [] if self._torch is None or self._is_exported() else [
             f"'{name}' in {self.name}" if name else self.name for name, part in given.named_modules() if part.training]
@@ -49,9 +49,9 @@ class Caller:
     def __call__(self, feeds: Mapping[str, Array], state: dict[str, Array]) -> dict[str, Array]:
         """Return the outputs by name.
 
-        A module's buffers that have the names of states start as `state`, which is updated with their final values; the
-        module itself is left unchanged. Raises InputError naming the callable for any error that it raises, and for
-        results that do not fit the program's outputs.
+        Buffers of a module that have the names of states start with the values in `state`, which is updated with their
+        final values; the module itself is not changed. Raises InputError if the callable raises an exception, and if
+        its results do not fit the program's outputs.
         """
         arguments = {name: np.array(feeds[name]) for name in self._inputs}
         try:
@@ -62,17 +62,15 @@ class Caller:
             function = ", ".join(f"{name}: {value.dtype}{list(value.shape)}" for name, value in arguments.items())
             raise InputError(
                 f"the callable {self.name} raised {type(error).__name__} for ({function}): {error}") from error
-        return self._named(returned)
+        return self._name_results(returned)
 
     def states(self, names: Sequence[str]) -> list[str]:
-        """Return the states in `names` that the module has as buffers; dots in a buffer's name may be underscores."""
-        return [name for name in names if name in self._buffers()]
+        """Return the states in `names` that are buffers of the module; a dot in a buffer's name may be an underscore.
+        """
+        return [name for name in names if name in self._get_buffers()]
 
     def _named_inputs(self) -> set[str]:
-        """Return the inputs to pass by name: all or none.
-
-        For a torch.export module they are those that were exported as keywords.
-        """
+        """Return the inputs to pass by name: all or none; for a torch.export module, those exported as keywords."""
         if self._torch is not None and self._is_exported():
             spec = getattr(self._given, "_in_spec", None)
             if spec is None:
@@ -87,7 +85,7 @@ class Caller:
         return self._given(*(value for name, value in arguments.items() if name not in named), **named)
 
     def _call_module(self, arguments: Mapping[str, Array], state: dict[str, Array]) -> Any:
-        torch, buffers = self._torch, self._buffers()
+        torch, buffers = self._torch, self._get_buffers()
         assert torch is not None
         owned = [*self._given.parameters(), *self._given.buffers()]
         device = owned[0].device if owned else torch.device("cpu")
@@ -106,17 +104,18 @@ class Caller:
                     buffer.copy_(saved[name])
         return returned
 
-    def _buffers(self) -> dict[str, Any]:
+    def _get_buffers(self) -> dict[str, Any]:
         if self._torch is None:
             return {}
         buffers = dict(self._given.named_buffers())
         return {name.replace(".", "_"): buffer for name, buffer in buffers.items()} | buffers
 
     def _is_exported(self) -> bool:
-        """Return whether the module was made by torch.export: it has no modes, and its own eval() raises an error."""
+        """Return whether the module was made by torch.export: it has no training mode, and its eval() raises an error.
+        """
         return "eval" in vars(self._given)
 
-    def _named(self, returned: Any) -> dict[str, Array]:
+    def _name_results(self, returned: Any) -> dict[str, Array]:
         if isinstance(returned, Mapping) and set(returned) == set(self._outputs):
             found = [returned[name] for name in self._outputs]
         else:
@@ -125,18 +124,18 @@ class Caller:
             keys = f" ({', '.join(map(repr, returned))})" if isinstance(returned, Mapping) else ""
             raise InputError(f"the callable {self.name} returned {len(found)} outputs{keys}, the program has "
                              f"{len(self._outputs)} ({', '.join(map(repr, self._outputs))}); expected one for each")
-        return {name: self._plain(value) for name, value in zip(self._outputs, found)}
+        return {name: self._to_plain_array(value) for name, value in zip(self._outputs, found)}
 
-    def _plain(self, value: Any) -> Array:
+    def _to_plain_array(self, value: Any) -> Array:
         array = _to_array(value)
         if array.dtype.kind not in "biufUS":
             raise InputError(f"the callable {self.name} returned a {type(value).__name__}; expected tensors, arrays or "
-                             "numbers, in a tuple, list or dictionary where there are several")
+                             "numbers; several in a tuple, list or dictionary")
         return array
 
 
 def _list_parameters(call: Callable[..., Any]) -> set[str]:
-    """List the names by which `call` takes arguments; empty when it has no signature."""
+    """List the names of the parameters of `call`; empty if it has no signature."""
     try:
         parameters = inspect.signature(call).parameters.values()
     except (TypeError, ValueError):

@@ -1,7 +1,7 @@
-"""Equivalence across changes of the interface: `old(feeds)` beside `unmap(new(map(feeds)))`, over steps of states.
+"""Equivalence across changes of the interface: `old(feeds)` is compared with `unmap(new(map(feeds)))`.
 
-What a transform makes may be several functions of one, each of which stands for it, or several parts, which run one
-after the other.
+Functions with states run several steps. A transform may turn one function into several functions, each equivalent to
+it, or into several parts that run one after the other.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Progress = Callable[[str], None]
 
 
 class ChangedPart(Protocol):
-    """A program that transforms made, with the mapping from the source's functions to each of its own."""
+    """A program made by transforms, with the mapping from a source function to each of its functions."""
 
     program: Program
     interfaces: dict[str, InterfaceMapping]
@@ -38,12 +38,12 @@ def compare_across_interfaces(
     precisions: Sequence[str] = ("float64",), exactness: Exactness = Exactness.ROUNDING,
     describe: Callable[[str], Any] = lambda name: None, progress: Progress = lambda text: None,
 ) -> VerifyReport:
-    """Compare a program with what transforms made of it, on random feeds.
+    """Compare a program with the results of transforms, on random feeds.
 
-    One part has functions that each stand for one of `before`; several parts run one after the other, and the later
-    ones read what the earlier ones return. A function with states runs `steps` times in a row, with states of its own,
-    which are compared as well. Feeds and results are limited to what both interfaces can hold. Outputs that were
-    removed are not compared, nor are those that were added; the notes name them.
+    If there is one part, each of its functions corresponds to a function of `before`. Several parts run one after the
+    other, and later parts read the outputs of earlier ones. A function with states runs `steps` times in sequence, with
+    its own states, which are compared as well. Feeds and results are limited to values that both interfaces can hold.
+    Removed and added outputs are not compared; the notes list them.
     """
     old, new = Execution([]), Execution([])
     notes: dict[str, None] = {}
@@ -66,7 +66,7 @@ def compare_across_interfaces(
 
 @dataclass(frozen=True)
 class _Chain:
-    """The functions that run one after the other in place of a function of the source."""
+    """The functions that run one after the other and replace one function of the source."""
 
     parts: tuple[tuple[Program, str], ...]
     mappings: tuple[InterfaceMapping, ...]
@@ -85,10 +85,10 @@ def _find_chains(parts: Sequence[ChangedPart]) -> Iterator[_Chain]:
 def _list_choices(
     function: Function, chain: _Chain, description: Any, seeds: int, steps: int
 ) -> list[list[ShapeChoice]]:
-    """Return the input shapes to try, for each seed and step, with the fixed ones of changes that accept one alone.
+    """Return the input shapes to test, for each seed and step, with the shapes that changes fix.
 
-    A function without states runs one step. Shapes that are to be tried in turn are tried over seeds and steps, all of
-    them where there is one step.
+    A function without states runs one step. Alternative shapes are tested in turn over seeds and steps; with one step,
+    all of them are tested.
     """
     choices = list_shape_choices(function, description)
     steps = steps if _has_states(function) else 1
@@ -109,7 +109,7 @@ def _has_states(function: Function) -> bool:
 def _find_fixed_shapes(
     function: Function, chain: _Chain
 ) -> tuple[dict[str, tuple[int, ...]], tuple[dict[str, tuple[int, ...]], ...]]:
-    """Return the shapes that changes fix, and those to be tried in turn, by the names of before."""
+    """Return the shapes that changes fix, and the shapes to test in turn, by the input names of the source."""
     fixed: dict[str, tuple[int, ...]] = {}
     turns: tuple[dict[str, tuple[int, ...]], ...] = ()
     for mapping in chain.mappings:
@@ -145,7 +145,7 @@ def _run_steps(
         for mapping in chain.mappings:
             feeds = mapping.round_feeds(feeds)
         if not states:
-            states = [_select(part, mapping.map_state(state, feeds)) for part, mapping in zip(chain.parts,
+            states = [_select_values(part, mapping.map_state(state, feeds)) for part, mapping in zip(chain.parts,
                                                                                           chain.mappings)]
             carried = [mapping.start_carried(state, feeds) for mapping in chain.mappings]
         label = f"seed {seed}" + (f", step {step}" if stateful else "")
@@ -175,38 +175,39 @@ def _run_chain(
     runtimes: Sequence[Any], chain: _Chain, feeds: Mapping[str, Any], states: list[dict[str, Any]],
     carried: list[dict[str, Any]],
 ) -> dict[str, Any]:
-    """Run the parts one after the other; returns the outputs and states of the source's function.
+    """Run the parts one after the other; return the outputs and states of the source's function.
 
-    States that the caller carries go into the part that reads them, and are updated with what it returns.
+    States that the caller passes from step to step are fed to the part that reads them, and updated with its results.
     """
     found: dict[str, Any] = {}
     passed: dict[str, Any] = {}
     for place, (runtime, part, mapping, state) in enumerate(zip(runtimes, chain.parts, chain.mappings, states)):
-        held = _select(part, mapping.feed_carried(carried[place]))
-        made = runtime({**_select(part, {**passed, **mapping.map_feeds(feeds)}), **held}, state)
+        held = _select_values(part, mapping.feed_carried(carried[place]))
+        made = runtime({**_select_values(part, {**passed, **mapping.map_feeds(feeds)}), **held}, state)
         if held:
             carried[place] = mapping.update_carried(carried[place], to_arrays(made), feeds)
             found |= _label_states(mapping.unmap_carried(carried[place], feeds))
         passed |= to_arrays(made)
-        found |= to_arrays(mapping.unmap_results(made, feeds))  # probabilities under their old name, with their labels
+        found |= to_arrays(mapping.unmap_results(made, feeds))  # probabilities have their old name and their labels
         found |= _label_states(mapping.unmap_state(state, feeds))
     return found
 
 
-def _select(part: tuple[Program, str], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of `values` that the function of a part has as inputs or states."""
+def _select_values(part: tuple[Program, str], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Select the `values` that are inputs or states of the function of a part."""
     program, name = part
     return {key: value for key, value in values.items() if key in program.functions[name].inputs}
 
 
 def _label_states(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Name states as results, in float64: what was written has it, what was not is as it was fed."""
+    """Return states under the names of results, floats as float64: written states are float64, others have the fed
+    dtype."""
     return {f"state {name}": value.astype(np.float64) if value.dtype.kind == "f" else value.copy()
             for name, value in state.items()}
 
 
 def _merge_run(execution: Execution, run: Run, precision: str) -> None:
-    """Add the results of a run at one precision to the run of the same feeds, if there is one already."""
+    """Add the results of a run at one precision to the existing run of the same feeds, or add the run."""
     same = [each for each in execution.runs if (each.plan.function, each.plan.label) == (
         run.plan.function, run.plan.label)]
     if not same:
@@ -216,12 +217,12 @@ def _merge_run(execution: Execution, run: Run, precision: str) -> None:
 
 
 def _describe_left_out(chain: _Chain) -> Iterator[str]:
-    """Name the outputs and states that are not compared."""
+    """Yield a note for each output and state that is not compared."""
     changes = [change for mapping in chain.mappings for change in mapping.changes if change.kind != "input"]
     made = {change.new for change in changes if change.action == "added"}
     compared = {tile for change in changes for tile in change.tiles}
     compared |= {each for change in changes if change.carried for each in (change.old, change.carried.output) if each}
-    for action, why in (("removed", "is gone"), ("added", "is new")):
+    for action, why in (("removed", "was removed"), ("added", "is new")):
         for change in changes:
             name = change.old if action == "removed" else change.new
             elsewhere = len(chain.parts) > 1 or name in made and action == "removed"

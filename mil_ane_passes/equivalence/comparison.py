@@ -1,8 +1,8 @@
 """Comparison of two sets of outputs, at the strictness that the rewrites between them declare.
 
-For rewrites there is no tolerance to set: bitwise means the same bits, rounding is judged against the program before at
-full precision. Models that are meant to differ, such as a model and its compressed form, are judged by the limits of
-`Accuracy`.
+Rewrites are judged without a user-set tolerance: `bitwise` means the same bits, and `rounding` is judged against the
+program before at full precision. Models that are expected to differ, such as a model and its compressed form, are
+judged by the limits of `Accuracy`.
 """
 
 from __future__ import annotations
@@ -36,26 +36,33 @@ OutputsByPrecision = Mapping[str, Mapping[str, Array]]
 "Outputs by precision and name."
 
 FLOAT64_TOLERANCE = 1e-9
-"""At float64, the largest difference due to rounding alone, as a share of the output's largest value."""
+"""At float64, the largest difference due to rounding alone, as a fraction of the output's largest value.
+
+float64 rounds by 2**-53 (1e-16), so 1e-9 allows for millions of roundings, but not for the error of a wrong formula.
+"""
 _FLOAT64_EPSILON = 2.0**-52
-"The rounding error of float64 next to 1, as in log(1 + exp(x)), where all of the output may be smaller."
+"The rounding error of float64 next to 1. In log(1 + exp(x)) it may be larger than the output itself."
 EVERY_OUTPUT = "every output"
 "Placeholder for an output's name when the program cannot be run."
 _MAX_ERROR_RATIO = 4.0
-"""The largest allowed ratio of a typed run's error to that of the program before, both against full precision."""
+"""Largest allowed ratio of the error of a typed run to the error of the program before, both against full precision.
+
+A rewrite that sums in another order can double an error by chance; four leaves room for that, and a lost digit fails.
+"""
 _PROPAGATED = 2.0
-"Allowed movement of a result relative to that in a few trials of declared changes: other signs may be worse."
+"Allowed movement of a result relative to the movement in trials of declared changes: untested signs may be worse."
 _MAX_ULPS_SHOWN = 1e6
-"Counts of units in the last place from this number on are not printed."
+"Larger counts of units in the last place are not printed: they add nothing to the printed difference."
 
 
 @dataclass(frozen=True)
 class OutputDifference:
     """The difference of one output: the worst element, its index, both values, and whether it is allowed.
 
-    `absolute` is in the output's unit, `relative` a share of the value before, `ulps` units in the last place of the
-    output's dtype; all are of the worst element. `allowed` is the largest absolute difference that passes there.
-    `fixed` counts elements that were NaN or infinite and are finite now, where the rewrites between declare that.
+    All of these describe the worst element: `absolute` is the difference, `relative` the difference as a fraction of
+    the value before, `ulps` the difference in units in the last place of the output's dtype, and `allowed` the largest
+    absolute difference that passes. `fixed` counts elements that were NaN or infinite and are finite now, if the
+    rewrites between the programs declare this.
     """
 
     output: str
@@ -71,9 +78,9 @@ class OutputDifference:
     reason: str = ""
     fixed: int = 0
     snr: float | None = None
-    "Signal-to-noise ratio of the whole output in dB, where the outputs were judged by `Accuracy`."
+    "Signal-to-noise ratio of the whole output in dB, if the outputs were judged by `Accuracy`."
     cosine: float | None = None
-    "Cosine similarity of the whole output, where the outputs were judged by `Accuracy`."
+    "Cosine similarity of the whole output, if the outputs were judged by `Accuracy`."
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON; numbers that JSON cannot represent are strings ("inf", "-inf", "nan")."""
@@ -93,7 +100,7 @@ class OutputDifference:
             return (f"{self.output}: SNR {self.snr:.1f} dB, cosine {self.cosine:.6f}, largest difference "
                     f"{self.absolute:.3g} at {list(self.index)} ({self.before!r} became {self.after!r})")
         verdict = "within" if self.passed else "beyond"
-        # Integers and NaN have no ulps; a count beyond a million adds nothing to the difference.
+        # Integers and NaN have no ulps; a count above a million adds nothing to the printed difference.
         ulps = (
             ""
             if not np.isfinite(self.ulps)
@@ -108,12 +115,13 @@ class OutputDifference:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Limits on the error of floating-point outputs, all of which have to hold; None means no limit.
+    """Limits on the error of floating-point outputs. All set limits must hold; None means no limit.
 
-    `atol` and `rtol`: each element b is within atol + rtol * |a| of the first model's a (as in numpy.allclose; if only
-    one is set, the other is 0). `snr`: at least so many dB, 10 log10(sum a^2 / sum (a - b)^2) over an output. `cosine`:
-    at least this cosine similarity over an output. NaN and infinite elements have to be the same; integers, bools and
-    strings have to be equal. Raises InputError for a limit that no output can meet.
+    Let a be an element of the first model's output and b the same element of the second's. `atol` and `rtol`:
+    |a - b| <= atol + rtol * |a|, as in numpy.allclose; if only one is set, the other is 0. `snr`: the least
+    signal-to-noise ratio of an output in dB, 10 log10(sum a^2 / sum (a - b)^2). `cosine`: the least cosine similarity
+    of an output. NaN and infinite elements must be the same; integers, bools and strings must be equal. Raises
+    InputError for a limit that no output can meet.
     """
 
     atol: float | None = None
@@ -182,7 +190,7 @@ def _compute_snr(signal: Array, noise: Array) -> float:
 
 
 def _compute_cosine(one: Array, other: Array) -> float:
-    """Compute the cosine similarity; 1 for two outputs of zeros, 0 if only one of them is zeros."""
+    """Compute the cosine similarity; 1 if both outputs are all zero, 0 if only one is."""
     length = float(np.linalg.norm(one)) * float(np.linalg.norm(other))
     if length == 0.0:
         return 1.0 if not np.any(one) and not np.any(other) else 0.0
@@ -193,26 +201,29 @@ def _compute_cosine(one: Array, other: Array) -> float:
 class Strictness:
     """The combined declarations of the rewrites between two programs.
 
-    `fixes_nonfinite`: values that were NaN or infinite may be finite. `moves`: the allowed difference besides rounding,
-    as a share of the output's largest value. `ulps`: additional units in the last place of that value allowed for typed
-    results. `within`: the magnitudes of float inputs, zero aside, between which all this holds at full precision.
-    Without `keeps_nonfinite`, a NaN or an infinity in the feeds may spread to other results, and what overflows may
-    become another one of them. `smallest_size` and `largest_size`: the sizes of symbolic dimensions between which it
-    holds, where the model declares no range for them.
+    - `fixes_nonfinite`: values that were NaN or infinite may be finite.
+    - `moves`: the allowed difference in addition to rounding, as a fraction of the output's largest value.
+    - `ulps`: for typed results, an additional allowed difference in units in the last place of that largest value.
+    - `within`: the smallest and largest magnitude of float inputs (zero is always allowed) for which all this holds at
+      full precision.
+    - `keeps_nonfinite`: if False, a NaN or an infinity in the feeds may spread to other results, and a result that
+      overflows may become a NaN instead of an infinity, or the reverse.
+    - `smallest_size` and `largest_size`: the sizes of symbolic dimensions for which it holds, if the model declares no
+      range for them.
     """
 
     exactness: Exactness
     fixes_nonfinite: bool = False
     moves: float = 0.0
     accuracy: Accuracy | None = None
-    "Limits on the error, for models that are meant to differ; they replace all other fields."
+    "Limits on the error, for models that are expected to differ; they replace all other fields."
     ulps: float = 0.0
     within: tuple[float, float] = (0.0, math.inf)
     keeps_nonfinite: bool = True
     largest_size: float = math.inf
     smallest_size: int = 1
     changes: tuple[Change, ...] = ()
-    "Declared changes of single ops; they are propagated to downstream ops where results differ."
+    "Declared changes of single ops; if results differ, they are propagated to downstream ops."
 
 
 def compare_outputs(
@@ -222,14 +233,14 @@ def compare_outputs(
 ) -> list[OutputDifference]:
     """Compare two sets of outputs; return one entry per output.
 
-    `truth` holds the float64 results of the program before, for judging a typed run; `nonfinite` means that NaN and
-    infinities were fed. `stepped` holds results of the program before with each step of recurrent layers rounded; the
-    worse of both errors is the baseline. `moved` is how far each element moves in the program before under the
-    rewrites' declared changes: twice that is allowed in addition.
+    `truth` are the float64 results of the program before, for judging a typed run. `nonfinite` means that NaN and
+    infinities were fed. `stepped` are results of the program before with each step of recurrent layers rounded; the
+    larger of the two errors is the baseline. `moved` is the movement of each element in the program before under the
+    rewrites' declared changes; twice this is allowed in addition.
 
-    BITWISE requires the same bits (any NaN equals any NaN). ROUNDING requires at float64 agreement to
-    `FLOAT64_TOLERANCE` of the output's scale, and in a typed run results that are not further from the truth than four
-    times the worst error of the program before plus one unit in the last place; a finite value must stay finite.
+    BITWISE requires the same bits (any NaN equals any NaN). ROUNDING requires agreement to `FLOAT64_TOLERANCE` of the
+    output's scale at float64. In a typed run, the distance from `truth` must not exceed four times the worst error of
+    the program before plus one unit in the last place. A finite value must stay finite.
     """
     promised = promised if isinstance(promised, Strictness) else Strictness(promised)
     if promised.accuracy is not None:
@@ -247,11 +258,11 @@ def fill_undefined(
 ) -> dict[str, dict[str, Array]]:
     """Return the outputs of the program before, by precision, with undefined elements replaced by those of `limit`.
 
-    `limit` is the same program with huge constants read as merely large. An element is undefined if it is NaN or
-    infinite at any precision; it is replaced where `after` is finite. Where the float64 run is finite, as nothing
-    overflows in it, the nearer of the two is taken: a constant of -1e9 is a number there, and minus infinity once it is
-    stored as fp16. For the outputs `made_of_nan`, which need not be NaN themselves, such as integers, the nearer is
-    taken, too.
+    `limit` is the same program with huge constants read as large finite numbers. An element is undefined if it is NaN
+    or infinite at any precision. It is replaced if `after` is finite there. If the element is finite in the float64
+    run, in which nothing overflows, the value nearer to `after` is used: a constant of -1e9 is a number at float64, and
+    minus infinity if it is stored as fp16. The nearer value is also used for the outputs `made_of_nan`, which are
+    computed from NaN but need not be NaN themselves, such as integers.
     """
     used = {name: _find_filled_elements(name, before, limit, after) for name in before["float64"]}
 
@@ -269,7 +280,7 @@ def fill_undefined(
 def _find_filled_elements(
     name: str, before: OutputsByPrecision, limit: OutputsByPrecision, after: OutputsByPrecision
 ) -> Array:
-    """Return the mask of the elements of an output that are to be taken from the limit."""
+    """Return the mask of the elements of an output that are replaced by those of `limit`."""
     runs = [outputs[name] for outputs in before.values()]
     new = after.get("float64", {}).get(name)
     known = [*runs, *(outputs[name] for outputs in limit.values()), *([] if new is None else [new])]
@@ -285,8 +296,8 @@ def _find_filled_elements(
 def to_arrays(outputs: Mapping[str, Any]) -> dict[str, Array]:
     """Convert outputs to arrays.
 
-    A classifier's label becomes an array of one element, its probabilities two arrays: the numbers in `NAME`, and their
-    labels in `NAME labels`.
+    A classifier's label becomes an array of one element. Its probabilities become two arrays: the numbers in `NAME`,
+    and the labels in `NAME labels`.
     """
     arrays: dict[str, Array] = {}
     for name, value in outputs.items():
@@ -304,9 +315,9 @@ class _Judge:
 
     promised: Strictness
     spreads: bool = False
-    "True if results that are NaN or infinite in the program after, and integers made of such, are not judged."
+    "True if results that are NaN or infinite in the program after, and integers computed from them, are not judged."
     moved: Mapping[str, Array] = field(default_factory=dict)
-    "How far elements of outputs move in the program before under the rewrites' declared changes."
+    "The movement of the elements of each output in the program before under the rewrites' declared changes."
 
     def one(self, name: str, old: Array, new: Array, truth: Array | None, stepped: Array) -> OutputDifference:
         if old.shape != new.shape or (old.dtype != new.dtype and old.dtype.kind not in "US"):
@@ -321,9 +332,9 @@ class _Judge:
         return self._numbers(name, old, new, truth, stepped)
 
     def _integers(self, name: str, old: Array, new: Array, truth: Array | None) -> OutputDifference:
-        """Judge integers: equal to those before or, in a typed run, to those at full precision.
+        """Judge integers: they must equal those before or, in a typed run, those at full precision.
 
-        Rewrites that approximate may change a share of them, as an argmax of near ties does.
+        Rewrites that approximate may change a fraction of them, such as the argmax of near ties.
         """
         if self.spreads:
             return OutputDifference(name, False, True, reason="not compared where NaN or infinity may spread")
@@ -354,15 +365,15 @@ class _Judge:
                 good = np.abs(new.astype(np.float64) - _select_reference(old, truth)) <= allowed
             good |= ~np.isfinite(old) & _find_equal_elements(
                 old, new
-            )  # what overflowed before may overflow the same way
+            )  # an element that overflowed before may overflow in the same way
             if not self.promised.keeps_nonfinite:
-                good |= ~np.isfinite(old) & ~np.isfinite(new)  # or another way: parts of both signs sum to NaN
+                good |= ~np.isfinite(old) & ~np.isfinite(new)  # or to NaN: overflowed parts of both signs sum to NaN
         if self.spreads:
             lost = ~np.isfinite(new)
-            good, new = good | lost, np.where(lost, old, new)  # the worst element is one that is judged
+            good, new = good | lost, np.where(lost, old, new)  # so that the worst element is one that is judged
         if not np.any(fixed):
             return describe_worst_element(name, old, new, allowed, bool(np.all(good)))
-        rest = np.where(fixed, old, new)  # the worst element is one that is not fixed
+        rest = np.where(fixed, old, new)  # so that the worst element is one that is not fixed
         found = describe_worst_element(name, old, rest, allowed, bool(np.all(good | fixed)))
         return replace(found, fixed=int(np.count_nonzero(fixed)))
 
@@ -381,7 +392,7 @@ class _Judge:
 
 
 def _distance(old: Array, new: Array) -> Array:
-    """Return the absolute difference of elements; NaN where it is undefined."""
+    """Return the absolute difference of each element; NaN if it is undefined."""
     with np.errstate(invalid="ignore"):
         return np.abs(new.astype(np.float64) - old.astype(np.float64))
 
@@ -391,7 +402,7 @@ def _select_reference(old: Array, truth: Array | None) -> Array:
 
 
 def _compute_ulp(dtype: Any, size: float) -> float:
-    """Return one unit in the last place of `dtype` at `size`; at the largest number, the unit below it."""
+    """Return one unit in the last place of `dtype` at `size`; for the dtype's largest number, the spacing below it."""
     largest = np.finfo(dtype).max
     below = np.nextafter(largest, dtype.type(0))
     return float(np.spacing(dtype.type(min(abs(size), float(below)))))
@@ -418,8 +429,10 @@ def _find_same_bits(old: Array, new: Array) -> Array:
 def describe_worst_element(
     name: str, old: Array, new: Array, allowed: Array, passed: bool, unit_of: Any = None
 ) -> OutputDifference:
-    """The element that is furthest off, in arrays of one shape; `unit_of` is the dtype that ULP are counted in, if it
-    is not that of `old`."""
+    """Describe the element with the largest difference, for arrays of equal shape.
+
+    `unit_of` is the dtype in whose units in the last place `ulps` is counted, if it is not the dtype of `old`.
+    """
     if not old.size:
         return OutputDifference(name, old.dtype == new.dtype, passed)
     old64, new64 = old.astype(np.float64), new.astype(np.float64)

@@ -1,4 +1,4 @@
-"""What the runs of two programs that differ leave open: blocks that none entered, outputs that were never finite."""
+"""Coverage of an equivalence check: blocks that no run entered, and outputs that were never finite."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from .execution import Run
 __all__ = [
     "BlockPath",
     "Unknown",
-    "differing",
+    "find_outputs_without_numbers",
     "find_unentered_blocks",
     "iterate_nested_blocks",
-    "outputs_without_numbers",
+    "select_differing",
 ]
 
 BlockPath = tuple[str, ...]
@@ -37,20 +37,23 @@ def find_unentered_blocks(
     return [
         " > ".join(place) for place, block in new.items()
         if (block not in seen_after or (place in old and old[place] not in seen_before))
-        and (place not in old or _has_differences(old[place], block))  # only now: it prints both
+        and (place not in old or _has_differences(old[place], block))  # last, because it prints both blocks
     ]
 
 
 @dataclass(frozen=True)
 class Unknown:
-    """An output of a function that runs tell little of: `nan` of its `size` elements are NaN in each, and none of them
-    is finite in any where it is `throughout`, or, with `beyond`, within what rewrites declare."""
+    """An output of a function that the runs could not compare, or only in part.
+
+    `nan` of its `size` elements are NaN in all runs. If it is `throughout`, no element is finite in any run; with
+    `beyond`, some are finite, but beyond the range for which the rewrites hold.
+    """
 
     function: str
     output: str
     nan: int
     size: int
-    "0 for an output that was empty in all runs."
+    "Number of elements; 0 for an output that was empty in all runs."
     throughout: bool
     beyond: bool = False
 
@@ -58,20 +61,22 @@ class Unknown:
         where = f"of the output '{self.output}' of function '{self.function}'"
         if not self.throughout:
             are = "element was" if self.nan == 1 else "elements were"
-            return f"{self.nan} of {self.size} {are} NaN in all runs {where}: of those nothing was compared"
+            return f"{self.nan} of {self.size} {are} NaN in all runs {where} and not compared"
         if not self.size:
-            return (f"the output '{self.output}' of function '{self.function}' was empty in all runs, so that nothing "
-                    f"of it was compared; give {format_option('feeds')} on which it is not")
+            return (f"the output '{self.output}' of function '{self.function}' was empty in all runs, so it was not "
+                    f"compared; give {format_option('feeds')} for which it is not empty")
         was = ("beyond what rewrites declare, NaN or infinite" if self.beyond else
                "NaN" if self.nan == self.size else "NaN or infinite")
-        return (f"every element {where} was {was} in all runs, so that nothing of it was compared; give "
-                f"{format_option('feeds')} on which it is a number")
+        return (f"every element {where} was {was} in all runs, so it was not compared; give "
+                f"{format_option('feeds')} for which it is a number")
 
 
-def outputs_without_numbers(program: Program, runs: Iterable[Run]) -> Iterator[Unknown]:
-    """The outputs of which no element was finite in any of `runs`, at any precision, and those of one shape of which
-    elements were NaN in all that were not fed NaN: any two NaN are equal, and so are sums that only overflow. Besides
-    those that were empty in all runs, though not by their type."""
+def find_outputs_without_numbers(program: Program, runs: Iterable[Run]) -> Iterator[Unknown]:
+    """Yield the outputs whose comparison is not meaningful, because any two NaN are equal, and so are overflowed sums.
+
+    These are outputs without a finite element in all of `runs`, at any precision; outputs that were empty in all runs
+    although their type is not; and outputs of fixed shape of which some elements were NaN in all runs without fed NaN.
+    """
     made = [(run, (run.plan.function, name), value) for run in runs
             for outputs in run.results.values() for name, value in outputs.items()]
     for function, name in dict.fromkeys(key for _, key, _ in made):
@@ -95,21 +100,21 @@ def _is_empty_by_type(function: Function, output: str) -> bool:
 
 
 def _is_judged(run: Run, name: str, value: Any) -> Any:
-    """Which elements of an output of `run` are numbers that the other program is held to."""
+    """Return the mask of the elements of an output of `run` with which the other program is compared."""
     finite = np.isfinite(value) if value.dtype.kind == "f" else np.ones(value.shape, bool)
     moved = (run.moved or {}).get(name)
     return finite if moved is None or moved.shape != value.shape else finite & np.isfinite(moved)
 
 
-def differing(before: Program, after: Program, found: Iterable[Unknown]) -> list[Unknown]:
-    """Those that different ops make in the two programs: what the same ops make is equal whatever it is."""
+def select_differing(before: Program, after: Program, found: Iterable[Unknown]) -> list[Unknown]:
+    """Select the outputs that the two programs compute by different ops; results of the same ops are always equal."""
     return [each for each in found
-            if not _same_ops(before.functions[each.function], after.functions[each.function], each.output)]
+            if not _has_same_ops(before.functions[each.function], after.functions[each.function], each.output)]
 
 
-def _same_ops(before: Function, after: Function, output: str) -> bool:
-    """Return whether both programs compute `output` by the same ops on the same inputs and constants, apart from
-    names."""
+def _has_same_ops(before: Function, after: Function, output: str) -> bool:
+    """Return whether both programs compute `output` by the same ops on the same inputs and constants, ignoring names.
+    """
     numbering = ValueNumbering()
     for function in (before, after):
         numbering.number_function(function)
@@ -149,7 +154,8 @@ def _list_consts(block: Block) -> list[Operation]:
 
 
 def _is_equal_const(one: Operation, other: Operation) -> bool:
-    """Return whether two consts hold equal values; the printed text has large ones by type only."""
+    """Return whether two consts have equal values; the printed text cannot tell, as it shows only the type of large
+    ones."""
     if get_typed_value(one.outputs[0]) is get_typed_value(other.outputs[0]):
         return True
     values = [np.asarray(op.outputs[0].val) for op in (one, other)]

@@ -1,4 +1,4 @@
-"""The first difference of two programs, as data, as JSON and as text."""
+"""The first difference between two programs, as data, as JSON and as text."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ from .value_matching import FunctionValues, is_constant
 __all__ = ["FirstDifference", "KnownValues", "Side", "build_first_difference"]
 
 _CONTEXT_OPS = 3
-"Ops of context on either side of the one that differs."
+"Ops of MIL that are printed before and after the op that differs: enough to find it in a listing."
 _MAX_NAMES_LISTED = 8
-"The most ops without a counterpart that the text lists; the JSON has all."
+"Most ops without a counterpart that the text lists, so that they fit in a line or two; the JSON has all."
 
 _Sides = Sequence[tuple[FunctionValues, Var | None, Operation]]
 
 
 @dataclass(frozen=True)
 class Side:
-    """The value in one program: its name, the op that makes it, its type (`fp16[1, 2]`), and the MIL around that op."""
+    """The value in one program: its name, the op that computes it, its type (`fp16[1, 2]`), and the MIL around the op.
+    """
 
     value: str
     op_type: str
@@ -43,12 +44,12 @@ class Side:
 class FirstDifference:
     """The first value of the second program that differs from the first program's.
 
-    `function`, `feeds` and `precision` identify the run; `place` is the path of the op (function > nested block > ...),
+    `function`, `feeds` and `precision` identify the run. `place` is the path of the op (function > nested block > ...),
     `execution` the number of its execution (in a loop: the iteration). `worst` is the element with the largest
-    difference, its index in the shape of `before`. Of the op's operands, `agree` were compared and are right, `unknown`
-    have no counterpart. `parameters` are constants of the op that differ. If operands are unknown, the fault lies
-    between the values `since` and this one, in the ops `only_before` and `only_after`, which the other program lacks by
-    name.
+    difference; its index is in the shape of `before`. The op's operands `agree` were compared and are equal; the
+    operands `unknown` have no counterpart. `parameters` are constants of the op that differ. If operands are unknown,
+    the fault is between the values `since` and this one, in the ops `only_before` and `only_after`, whose names exist
+    only in one program.
     """
 
     function: str
@@ -107,7 +108,7 @@ class FirstDifference:
         if self.unknown:
             yield f"operands without a counterpart: {_format_names(self.unknown)}"
             since = _format_names(self.since) if self.since else "the inputs"
-            yield f"so somewhere between {since} and %{self.after.value}:"
+            yield f"so the difference arises between {since} and %{self.after.value}:"
             for which, ops in (("first", self.only_before), ("second", self.only_after)):
                 if ops:
                     yield f"  only the {which} program computes {_format_names(ops, '')}"
@@ -122,16 +123,16 @@ def build_first_difference(
     plan: Plan, precision: str, sides: _Sides, execution: int, worst: OutputDifference,
     known: KnownValues,
 ) -> FirstDifference:
-    """Describe the difference found at the ops of `sides` (before, after), with the known values that they depend
-    on."""
+    """Describe the difference found at the ops of `sides` (before, after), and the known values on which they depend.
+    """
     (old, _, old_op), (new, _, new_op) = sides
     trail = _BackwardSearch(new, known)
     operands = trail.list_operands(new_op)
     unknown = [var for var in operands if not trail.is_known_right(var)]
-    since, own_after = trail.back(unknown)
+    since, own_after = trail.search_backward(unknown)
     matched = _BackwardSearch(old, KnownValues(known.matched))
-    _, own_before = matched.back(matched.list_operands(old_op)) if unknown else ([], [])
-    # An op that both programs compute, one of them more often, does not count as its own.
+    _, own_before = matched.search_backward(matched.list_operands(old_op)) if unknown else ([], [])
+    # An op that both programs compute, but one of them more often, is not listed as computed by only one of them.
     shared = {var.name for op in old.order for var in op.outputs} & {var.name for op in new.order for var in op.outputs}
     own_before, own_after = (
         [op for op in own if not any(var.name in shared for var in op.outputs)] for own in (own_before, own_after))
@@ -157,8 +158,9 @@ def build_first_difference(
 class KnownValues:
     """The result of comparing values up to the difference.
 
-    `right` are values that agree, `later` those that will be compared but are not computed yet, `matched` the values of
-    the first program that have a counterpart, `executed_blocks` the blocks that the second has entered (None: use all).
+    `right` are values that agree. `later` are values that will be compared when they are computed. `matched` are the
+    values of the first program that have a counterpart. `executed_blocks` are the blocks that the second program has
+    entered (None: all blocks).
     """
 
     right: Collection[Var]
@@ -168,14 +170,14 @@ class KnownValues:
 
 
 class _BackwardSearch:
-    """Searches from a value backwards to values that are known to be right."""
+    """Searches backward from a value to values that are known to agree."""
 
     def __init__(self, values: FunctionValues, known: KnownValues) -> None:
         self._values, self._known = values, known
         self._right = {*known.right, *values.function.inputs.values()}
 
     def list_operands(self, op: Operation) -> list[Var]:
-        """List the values that `op` depends on: its operands, and the outputs of blocks that it ran; no constants."""
+        """List the computed values that `op` depends on: its operands, and the outputs of the blocks that it ran."""
         returned = [
             var
             for block in op.blocks
@@ -185,11 +187,11 @@ class _BackwardSearch:
         return list(dict.fromkeys(var for var in [*get_flat_inputs(op), *returned] if _is_worth_naming(var)))
 
     def is_known_right(self, var: Var) -> bool:
-        """Return whether `var` is right: compared, fed, or a loop variable that was right from each of its sources."""
+        """Return whether `var` agrees: it was compared or fed, or is a loop variable all of whose sources agree."""
         return all(each in self._right or is_constant(each) or (each is not var and each in self._known.later)
                    for each in self._values.sources(var))
 
-    def back(self, unknown: Sequence[Var]) -> tuple[list[Var], list[Operation]]:
+    def search_backward(self, unknown: Sequence[Var]) -> tuple[list[Var], list[Operation]]:
         """Return the known values nearest to `unknown`, and the ops between, both in program order."""
         since: set[Var] = set()
         ops: set[Operation] = set()
@@ -210,7 +212,7 @@ class _BackwardSearch:
 
 
 def _is_worth_naming(var: Var) -> bool:
-    """Return whether `var` is worth naming: not a constant, not a function that builds a block, not a state."""
+    """Return whether `var` is listed in reports: not for constants, functions that build a block, and states."""
     return not is_constant(var) and (var.op is not None or not types.is_state(var.sym_type)) and not callable(var.val)
 
 
@@ -235,7 +237,7 @@ def _is_constant_op(op: Operation) -> bool:
 
 
 def _find_changed_parameters(old: Operation, new: Operation) -> Iterator[str]:
-    """Yield the parameters whose constants differ, if both ops are of one type."""
+    """Yield the parameters whose constants differ, if both ops have the same type."""
     if old.op_type != new.op_type:
         return
     for name in dict.fromkeys([*old.inputs, *new.inputs]):
@@ -245,10 +247,7 @@ def _find_changed_parameters(old: Operation, new: Operation) -> Iterator[str]:
 
 
 def _has_other_value(one: Any, other: Any) -> bool:
-    """Return whether two inputs are constants of different values.
-
-    If both are the same array object, it is not read.
-    """
+    """Return whether two inputs are constants of different values; if both are the same array, it is not read."""
     values = [var.val if isinstance(var, Var) else None for var in (one, other)]
     known = all(value is not None and not callable(value) for value in values)
     return known and values[0] is not values[1] and not _is_equal_array(*values)

@@ -1,7 +1,7 @@
-"""Search for the first difference of two programs.
+"""Search for the first difference between two programs.
 
-It is the first value, in the order in which the second program computes, that differs from the first program's value of
-that name.
+This is the first value, in the order in which the second program computes, that differs from the value of the same name
+in the first program.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ def find_first_difference(
 ) -> FirstDifference | None:
     """Find the first op of `after` whose result differs in the run `plan`, whose outputs `failed` are known to differ.
 
-    Only values on which a failed output depends are compared, each judged like an output, each time it is computed.
-    `mapping` gives the value of `after` that replaces a removed value of `before`; `limit` is how many bytes of values
-    are kept in memory, more go to temporary files. Returns None when `after` cannot be run and nothing differs up to
-    there.
+    Only values on which a failed output depends are compared. Each is judged like an output, each time it is computed.
+    `mapping` maps the names of removed values of `before` to the values of `after` that replace them. Up to `limit`
+    bytes of values are kept in memory, the others in temporary files. Returns None if `after` fails to run before any
+    value differs.
     """
     old, new = (FunctionValues(plan.function, program.functions[plan.function]) for program in (before, after))
     pairs = find_counterparts(old, new, mapping or {})
@@ -63,11 +63,12 @@ def find_first_difference(
         except _DifferenceFound as parted:
             sides = ((old, parted.old, parted.old.op), (new, parted.new, parted.op))
             return build_first_difference(
-                plan, precision, sides, parted.run, parted.found, watch.known(runtime.executed_blocks)
+                plan, precision, sides, parted.run, parted.found, watch.get_known_values(runtime.executed_blocks)
             )
         except InputError:
             return None
-    return _describe_output_difference((old, new), plan, precision, failed, watch.known(runtime.executed_blocks))
+    known = watch.get_known_values(runtime.executed_blocks)
+    return _describe_output_difference((old, new), plan, precision, failed, known)
 
 
 def _split_failed_names(values: FunctionValues, failed: Sequence[OutputDifference]) -> tuple[set[str], list[str]]:
@@ -110,10 +111,10 @@ class _Comparer:
         self._runs: Counter[Var] = Counter()
         self._uncompared: set[Var] = set()
 
-    def known(self, entered: set[Block]) -> KnownValues:
-        """Return the state of the comparison so far.
+    def get_known_values(self, entered: set[Block]) -> KnownValues:
+        """Return the result of the comparison so far.
 
-        A value that could not be compared the last time does not count as right.
+        A value that could not be compared at its last execution does not count as equal.
         """
         return KnownValues(
             right=set(self._runs) - self._uncompared, later=set(self._pairs) - set(self._runs), executed_blocks=entered,
@@ -125,18 +126,18 @@ class _Comparer:
         self._runs[var] += 1
         run, compared = self._runs[var], False
         for old in self._pairs[var] if hasattr(value, "numpy") else ():
-            found = self._judged(old, run, value.numpy())
+            found = self._judge_value(old, run, value.numpy())
             if found is not None and not found.passed:
                 raise _DifferenceFound(op, old, var, run, found)
             compared |= found is not None
         (self._uncompared.discard if compared else self._uncompared.add)(var)
 
-    def _judged(self, var: Var, run: int, new: Array) -> OutputDifference | None:
-        """Return the difference of a value, or None when the two cannot be compared."""
+    def _judge_value(self, var: Var, run: int, new: Array) -> OutputDifference | None:
+        """Return the difference of a value, or None if the two cannot be compared."""
         old = self._store.get((self._precision, var, run))
         exact = self._store.get(("float64", var, run))
         if old is None or exact is None or old.shape != exact.shape:
-            return None  # the full-precision run took another way
+            return None  # the full-precision run took another branch
         comparable = _reshape_like(old, new)
         if comparable is None:
             return None
@@ -146,8 +147,7 @@ class _Comparer:
 
 
 def _reshape_like(old: Array, new: Array) -> Array | None:
-    """Return `new` in the shape and dtype of `old`, if they differ only by axes of extent 1 and the width of
-    numbers."""
+    """Return `new` in the shape and dtype of `old`, if they differ only in axes of extent 1 and the number's width."""
     if [extent for extent in old.shape if extent != 1] != [extent for extent in new.shape if extent != 1]:
         return None
     if old.dtype.kind != new.dtype.kind:
@@ -162,9 +162,7 @@ def _describe_output_difference(
     failed: Sequence[OutputDifference],
     known: KnownValues,
 ) -> FirstDifference | None:
-    """Describe a difference at an output when no compared value differs.
-
-    The output is then computed by ops that only the second program has.
+    """Describe a difference at an output if no compared value differs: only the second program has the ops before it.
     """
     for found in failed:
         sides = [(values, *maker) for values in ends if (maker := _find_maker(values, found.output)) is not None]
@@ -174,7 +172,7 @@ def _describe_output_difference(
 
 
 def _find_maker(values: FunctionValues, output: str) -> tuple[Var | None, Operation] | None:
-    """Return an output's value and the op that makes it; for a state, None and the last op that writes it."""
+    """Return an output's value and the op that computes it; for a state, None and the last op that writes it."""
     if output.startswith(_STATE_PREFIX):
         updates = find_state_updates(values, output.removeprefix(_STATE_PREFIX))
         return (None, updates[-1]) if updates else None

@@ -1,6 +1,6 @@
 """Equivalence checks: two programs are run on the same feeds and their outputs are judged.
 
-This is the one module in which runtime and rewrites meet.
+This is the only module that depends on both the runtime and the rewrites.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..utils.text_format import escape_text, format_count, format_lines, format_
 from ..utils.upgraded_source import UpgradedSource, upgrades_to_dict
 from .adversarial_feeds import SPECIAL, Domain, build_adversarial_plans, build_table_row_plans, describe_samples
 from .comparison import EVERY_OUTPUT, Accuracy, OutputDifference, Strictness, compare_outputs, fill_undefined
-from .coverage import Unknown, differing, find_unentered_blocks, outputs_without_numbers
+from .coverage import Unknown, find_outputs_without_numbers, find_unentered_blocks, select_differing
 from .difference import FirstDifference
 from .difference_search import find_first_difference
 from .execution import (
@@ -48,10 +48,10 @@ from .propagate import (
     NOT_JUDGED,
     RAISED,
     ROUNDED,
-    departing,
     largest_moves,
     made_of_nan,
     made_of_roundings,
+    make_departures,
 )
 
 __all__ = ["Case", "VerifyReport", "compare_programs", "compare_with_pipeline", "judge_executions"]
@@ -60,17 +60,18 @@ Array = np.ndarray[Any, Any]
 Progress = Callable[[str], None]
 
 RECURRENT_OPS = ("rnn", "gru", "lstm")
-"Recurrent ops; at float16 they keep float32 between their steps."
+"Recurrent ops; at float16, the values between their steps stay float32."
 WIDTHS_NOTE = (
-    "inputs or outputs hold floats of other widths: both got what the narrower holds, and were compared as it gives"
+    "inputs or outputs have different float widths: both programs ran on feeds rounded to the narrower type, and "
+    "results were compared in that type"
 )
 FINITE_CONSTANTS_NOTE = (
-    "what was NaN or infinite is held against the same program with those of its constants that fp16 cannot "
-    "hold read as large finite numbers"
+    "results that were NaN or infinite are compared with the same program in which constants that fp16 cannot hold are "
+    "read as large finite numbers"
 )
 
 _MAX_REPR_REASON = 120
-"The most characters of a reason in a repr, as it may list shapes and names of any length."
+"Most characters of a reason in a repr, which should fit in a line or two; a reason may list any number of names."
 
 
 @dataclass
@@ -113,23 +114,23 @@ class VerifyReport:
     quirks: tuple[str, ...] = ()
     "The published faults that were imitated in the second program."
     accuracy: Accuracy | None = None
-    "The limits that the outputs were judged by, if the user set any."
+    "The limits by which the outputs were judged, if the user set any."
     sampled: tuple[str, ...] = ()
     "Descriptions of the feeds of the compared runs, one entry for each kind; empty for user-supplied feeds."
     tolerance: float | None = None
-    "The tolerance for a callable's outputs, as a share of each output's largest value; None between programs."
+    "The tolerance for a callable's outputs, as a fraction of each output's largest value; None between programs."
     upgraded: tuple[UpgradedSource, ...] = ()
     "The NeuralNetworks among the compared models, which were read as ML Programs."
     runs: list[RunDigest] = field(default_factory=list)
-    "Digests of all runs, where they were asked for."
+    "Digests of all runs, if they were requested."
     regions: list[Region] = field(default_factory=list)
-    "The comparisons where regions that differ end, where digests were asked for."
+    "The comparisons at the ends of regions that differ, if digests were requested."
     ops: dict[str, OpCount] = field(default_factory=dict)
-    "By precision, for two programs side by side: how the ops of the second were computed in all runs."
+    "For two programs that ran side by side, by precision: counts of how the second program's ops were computed."
     repeated: str = ""
-    "For a check that repeats a recorded one: what was the same."
+    "For a check that repeats a recorded one: a description of the equal results."
     departed: str = ""
-    "For a check that repeats a recorded one: what was not the same; empty if all was."
+    "For a check that repeats a recorded one: a description of the first different result; empty if all are equal."
 
     @property
     def equal(self) -> bool:
@@ -140,7 +141,9 @@ class VerifyReport:
         return self.equal and all(output.equal_bits for case in self.cases for output in case.outputs)
 
     def leave_open(self, reason: str, unknown: Iterable[Unknown]) -> None:
-        """Reject where there is a `reason` or an output is `unknown` throughout; of unknown parts there are notes.
+        """Change the status to "not verified" if there is a `reason`, or an output that is `unknown` throughout.
+
+        Outputs that are unknown in part are added to the notes.
         """
         unknown = list(unknown)
         reason = reason or next((str(each) for each in unknown if each.throughout), "")
@@ -191,13 +194,13 @@ class VerifyReport:
         return format_lines([*lines, *notes, *(str(self.first).split("\n") if self.first else [])])
 
     def _list_op_counts(self) -> list[str]:
-        """Say which part of the runs at float64 was computed at float32."""
+        """Format the number of ops of the float64 runs that were computed at float32."""
         found = self.ops.get("float64", OpCount())
         share = f"{found.at_float32} of {format_count(found.ops, 'op')}"
-        return [f"  float64: {share} at float32, on which nothing that differs has an effect"] * bool(found.at_float32)
+        return [f"  float64: {share} at float32, independent of the differences"] * bool(found.at_float32)
 
     def _list_worst(self) -> list[str]:
-        """List for each output the run in which it differs most, where limits on the error were set."""
+        """List for each output the run in which it differs most, if limits on the error were set."""
         found: dict[str, OutputDifference] = {}
         for output in (output for case in self.cases for output in case.outputs if output.snr is not None):
             known = found.setdefault(output.output, output)
@@ -216,41 +219,41 @@ class VerifyReport:
 def judge_executions(before: Execution, after: Execution, promised: Exactness | Strictness) -> VerifyReport:
     """Compare runs of the same plans. The typed run is judged against the float64 run of the program before.
 
-    A plan that the program before cannot run is left out (its shapes are outside the model's domain); one that only the
-    program after cannot run makes the two different.
+    A plan that the program before cannot run is omitted: its shapes are outside the model's domain. If only the program
+    after cannot run a plan, the two are different.
     """
     report = VerifyReport("equal", promised.exactness if isinstance(promised, Strictness) else promised)
     for old, new in zip(before.runs, after.runs):
         if old.error:
             if old.plan.adversarial:
                 continue
-            report.notes.append(f"{old.plan.function}, {old.plan.label}: cannot be run before either, so not compared "
-                                f"({old.error})")
+            report.notes.append(f"{old.plan.function}, {old.plan.label}: not compared, as the program before cannot be "
+                                f"run ({old.error})")
             continue
-        report.cases += _cases(old, new, promised)
+        report.cases += _build_cases(old, new, promised)
     if not all(case.passed for case in report.cases):
         report.status = "different"
     elif not report.cases:
-        report.status, report.reason = "not verified", f"no feeds that were drawn can be run: {report.notes[0]}"
+        report.status, report.reason = "not verified", f"none of the sampled feeds can be run: {report.notes[0]}"
     sampled = [run.plan for run in before.runs if not run.error and not run.plan.label.startswith(USER_FEEDS_LABEL)]
     report.sampled = tuple(describe_samples(sampled))
     return report
 
 
-def _cases(old: Run, new: Run, promised: Exactness | Strictness) -> list[Case]:
+def _build_cases(old: Run, new: Run, promised: Exactness | Strictness) -> list[Case]:
     """Return the differences of one run at each precision."""
     made = []
     for precision in old.results:
         if precision in new.results:
-            found = _compared(old, new, precision, promised)
+            found = _compare_run(old, new, precision, promised)
         else:
-            reason = f"the program after cannot run: {new.error}"
+            reason = f"the program after cannot be run: {new.error}"
             found = [OutputDifference(EVERY_OUTPUT, False, False, reason=reason)]
         made.append(Case(old.plan.function, old.plan.label, precision, found))
     return made
 
 
-def _compared(old: Run, new: Run, precision: str, promised: Exactness | Strictness) -> list[OutputDifference]:
+def _compare_run(old: Run, new: Run, precision: str, promised: Exactness | Strictness) -> list[OutputDifference]:
     """Return the differences of one run at one precision from the program before.
 
     If the program before was also run with constants raised as rewrites declare, equality with that run suffices.
@@ -281,14 +284,19 @@ def compare_programs(
 ) -> VerifyReport:
     """Compare two programs on the same feeds. Raises InputError when their interfaces differ.
 
-    `quirks` names published faults to imitate in `after`. `mapping` (name before -> name after) helps to find the first
-    difference where a rewrite replaced one value by another. `further` are additional runs: rewrites that approximate
-    are judged on these in the functions that they run, and on random draws at float64 only. The result is "not
-    verified" when nothing could be run, or when the runs never entered a nested block in which the two differ. With
-    `widths`, floats of `after`'s interface may have another width: both programs get values that the narrower type
-    holds, and outputs of `before` are rounded to the dtypes of `after`. `only` names the function and feeds of the only
-    run to make, `ranges` are the user's intervals of inputs. Without `feeds`, adversarial feeds are run, too, at all
-    precisions for BITWISE, else at float64. With `digests`, the report has those of all `runs`.
+    - `quirks`: names of published faults to imitate in `after`.
+    - `mapping`: names of values replaced by rewrites (before -> after); helps to find the first difference.
+    - `further`: additional runs. In functions with such runs, rewrites that approximate are judged on these at all
+      precisions, and on random draws only at float64.
+    - `widths`: the float widths of `after`'s interface may differ. Feeds are then rounded to the narrower type, and
+      outputs of `before` to the dtypes of `after`.
+    - `only`: the function and the feeds of the only run to make.
+    - `ranges`: the user's intervals of inputs.
+    - `feeds`: the user's feeds. Without them, adversarial feeds are run, too: at all precisions for BITWISE, else at
+      float64.
+    - `digests`: add digests of all `runs` to the report.
+
+    The result is "not verified" if nothing could be run, or if no run entered a nested block in which the two differ.
     """
     _check_same_interface(before, after, widths)
     check_runnable(after, quirks)
@@ -310,10 +318,10 @@ def compare_programs(
     report.notes += [WIDTHS_NOTE] * bool(across)
     report.notes += _describe_extreme_feeds(report, made, promised)
     if report.equal:
-        unknown = differing(before, after, outputs_without_numbers(before, old.runs))
-        report.leave_open(lost or _not_entered(before, after, old, new), unknown)
-    if report.status == "different" and locate and report.accuracy is None:  # all ops of the two are meant to differ
-        progress("looking for the first difference")
+        unknown = select_differing(before, after, find_outputs_without_numbers(before, old.runs))
+        report.leave_open(lost or _explain_unentered(before, after, old, new), unknown)
+    if report.status == "different" and locate and report.accuracy is None:  # with `accuracy`, all ops may differ
+        progress("searching for the first difference")
         _locate_first_difference(report, made, lambda plan, case: find_first_difference(
             before, after, plan, case.precision, exactness, case.failed, quirks=quirks, mapping=mapping))
     return report
@@ -323,11 +331,11 @@ def _execute_both(
     before: Program, after: Program, plans: Sequence[Plan], precisions: Sequence[str], progress: Progress,
     quirks: Sequence[str], mapping: Mapping[str, str], promised: Strictness, regions: RegionLog | None,
 ) -> tuple[Execution, Execution]:
-    """Execute plans on both programs, with `quirks` in the second; one that the first cannot run is not run.
+    """Execute plans on both programs, with `quirks` in the second; a plan that the first cannot run is skipped.
 
-    What the two share before they differ is computed at float32 in the runs at float64, which makes these half as long.
-    A run that does not pass so is made at float64 throughout: the two may agree to float32 only, and it is held against
-    further runs of `before` at float64. One that was made as one with others and does not pass is made alone.
+    In runs at float64, ops that the two share upstream of any difference are computed at float32, which halves the
+    time. A run that does not pass is repeated entirely at float64: the two may agree only to float32 precision, and the
+    run is compared with further runs of `before` at float64. A run that does not pass in a batch is repeated alone.
     """
     from .lockstep import execute_in_lockstep
 
@@ -353,16 +361,17 @@ def _execute_both(
 
 
 def _is_settled(old: Run, new: Run, promised: Strictness) -> bool:
-    """Return whether a run passes, or was made at float64 throughout.
+    """Return whether a run need not be repeated at float64: it passes, or was made entirely at float64.
 
-    Of fewer digits more results are the same: equal bits are claimed of runs at float64, unless they are required.
+    At float32, different float64 results may have equal bits. If BITWISE is not required, equal bits are therefore
+    reported only for a run at float64.
     """
     count = new.ops.get("float64")
     if old.error or new.error or count is None or not (count.at_float32 or count.rounded):
         return True
     if promised.fixes_nonfinite and _has_undefined(old):
         return False
-    outputs = [output for case in _cases(old, new, promised) for output in case.outputs]
+    outputs = [output for case in _build_cases(old, new, promised) for output in case.outputs]
     is_telling = promised.exactness is Exactness.BITWISE or count.shared == count.ops
     return all(output.passed for output in outputs) and (
         is_telling or not all(output.equal_bits for output in outputs))
@@ -381,7 +390,7 @@ def _has_undefined(run: Run) -> bool:
 
 
 def _count_ops(found: Execution) -> dict[str, OpCount]:
-    """Add up the counts of all runs by precision."""
+    """Sum the counts of all runs by precision."""
     total: dict[str, OpCount] = {}
     for precision, count in (each for run in found.runs for each in run.ops.items()):
         total.setdefault(precision, OpCount()).add(count)
@@ -389,10 +398,10 @@ def _count_ops(found: Execution) -> dict[str, OpCount]:
 
 
 def _describe_extreme_feeds(report: VerifyReport, plans: Sequence[Plan], promised: Strictness) -> Iterator[str]:
-    """Say which extreme feeds were left out, and whether a difference shows on extreme feeds alone.
+    """Yield notes on the limits of extreme feeds, and on a difference that occurs on extreme feeds only.
 
-    A rewrite may state the inputs for which it holds. A later comparison of two files does not know that statement, so
-    both have to say what they judged.
+    A rewrite may declare the inputs for which it holds. A later comparison of the two files does not know this
+    declaration, so both reports must state the feeds that they judged.
     """
     low, high = promised.within
     extreme = {(plan.function, plan.label): plan.adversarial for plan in plans if plan.adversarial}
@@ -402,14 +411,14 @@ def _describe_extreme_feeds(report: VerifyReport, plans: Sequence[Plan], promise
     failing = {(case.function, case.feeds) for case in report.cases if not case.passed}
     if failing and failing <= set(extreme):
         kinds = ", ".join(dict.fromkeys(str(extreme[each]) for each in sorted(failing)))
-        yield (f"the difference shows on extreme feeds only ({kinds}), which may exceed what fp16 holds; "
-               f"{format_option('feeds')} compares on the values that occur")
+        yield (f"the difference occurs on extreme feeds only ({kinds}), which may exceed the range of fp16; "
+               f"{format_option('feeds')} compares on your own values")
 
 
-def _not_entered(before: Program, after: Program, old: Execution, new: Execution) -> str:
-    """Why nothing is verified where a block was never entered; empty where all were."""
+def _explain_unentered(before: Program, after: Program, old: Execution, new: Execution) -> str:
+    """Return the reason for "not verified" if no run entered a block in which the programs differ; "" otherwise."""
     unseen = find_unentered_blocks(before, after, old.executed_blocks, new.executed_blocks)
-    return f"what was run never entered {unseen[0]}, in which the programs differ" if unseen else ""
+    return f"no run entered {unseen[0]}, in which the programs differ" if unseen else ""
 
 
 def _judge_with_adjustments(
@@ -417,8 +426,8 @@ def _judge_with_adjustments(
 ) -> VerifyReport:
     """Judge as `judge_executions`, after adjustments to the runs of `before`.
 
-    Elements that `before` leaves undefined are filled in where rewrites fix them, and its recurrent layers are run with
-    rounded steps where rewrites unrolled them.
+    If rewrites fix undefined elements, those of `before` are filled in. If rewrites unrolled recurrent layers, those of
+    `before` are run again with rounded steps.
     """
     defined = promised.fixes_nonfinite and _define_nonfinite(before, old, new, precisions)
     report = judge_executions(old, new, promised)
@@ -436,26 +445,26 @@ def _judged_with_changes(
 ) -> VerifyReport:
     """Judge as `judge_executions`, with rewrites' declared changes of single ops propagated through downstream ops.
 
-    In the runs that differ, `before` is run again with these changes. When a run differs all the same, the remaining
-    runs are not rerun.
+    For each run that differs, `before` is run again with these changes. If a run still differs, the remaining runs are
+    not repeated.
     """
     notes: list[str] = []
 
-    def fails(run: Run, other: Run) -> bool:
-        return not run.error and not all(case.passed for case in _cases(run, other, promised))
+    def is_failing(run: Run, other: Run) -> bool:
+        return not run.error and not all(case.passed for case in _build_cases(run, other, promised))
 
-    for run, other in filter(lambda pair: fails(*pair), zip(old.runs, new.runs)):
+    for run, other in filter(lambda pair: is_failing(*pair), zip(old.runs, new.runs)):
         if run.plan.adversarial:
             run.rounding = made_of_roundings(before, run, promised.changes)
-        if promised.fixes_nonfinite and fails(run, other) and _define_made_of_nan(before, run, other, precisions):
+        if promised.fixes_nonfinite and is_failing(run, other) and _define_made_of_nan(before, run, other, precisions):
             notes.append(FINITE_CONSTANTS_NOTE)
-        if fails(run, other) and _raise_constants(before, run, other, promised, precisions):
+        if is_failing(run, other) and _raise_constants(before, run, other, promised, precisions):
             notes.append(RAISED)
-        if fails(run, other) and largest_moves(before, run, promised.changes):
+        if is_failing(run, other) and largest_moves(before, run, promised.changes):
             notes.append(MOVED)
-        if fails(run, other) and largest_moves(before, run, promised.changes, stored=True):
+        if is_failing(run, other) and largest_moves(before, run, promised.changes, stored=True):
             notes.append(ROUNDED)
-        if fails(run, other):
+        if is_failing(run, other):
             break
     report = judge_executions(old, new, promised)
     report.notes += dict.fromkeys(notes)
@@ -468,7 +477,7 @@ def _raise_constants(
     """Run `program` again with constants raised as declared; return whether any are."""
     if not any(change.raises for change in promised.changes):
         return False
-    depart = departing(program, promised.changes)
+    depart = make_departures(program, promised.changes)
     again = execute_plans(program, [run.plan], precisions, lambda text: None, depart=depart)
     if promised.fixes_nonfinite:
         _define_nonfinite(program, again, Execution([new]), precisions, depart)
@@ -482,19 +491,19 @@ def _add_adversarial_plans(
 ) -> list[Plan]:
     """Return normal draws and adversarial feeds within the domain that the rewrites declare.
 
-    Rewrites that approximate are judged on normal draws only; in the functions `given`, which have further runs, these
-    are at float64 only.
+    Rewrites that approximate are judged on normal draws only. In the functions `given`, which have further runs, the
+    normal draws are run only at float64.
     """
     if promised.exactness is Exactness.APPROXIMATE:
         drawn = [replace(plan, typed=plan.function not in given) for plan in drawn]
-    elif promised.accuracy is None:  # models that are meant to differ are judged on normal draws only
+    elif promised.accuracy is None:  # models that are expected to differ are judged on normal draws only
         domain = Domain(*promised.within, ranges, promised.largest_size)
-        # Rounding is judged by the largest output, which these feeds enlarge, so it is not judged on typed runs. A fix
-        # needs typed runs: they show which values the program before leaves undefined.
+        # Rounding is judged relative to the largest output, which these feeds increase, so it is not judged on typed
+        # runs. A fix needs typed runs: they show which values the program before leaves undefined.
         typed = promised.exactness is Exactness.BITWISE or promised.fixes_nonfinite
         drawn = [*drawn, *build_adversarial_plans(program, describe, domain, typed=typed)]
 
-    def is_allowed(plan: Plan) -> bool:  # by options of rewrites; a package declares its own ranges
+    def is_allowed(plan: Plan) -> bool:  # within the sizes that options of rewrites allow; a package declares ranges
         shapes = {name: value.shape for name, value in plan.feeds.items()}
         sizes = get_symbol_sizes(program.functions[plan.function], shapes).values()
         return describe(plan.function) is not None or all(
@@ -511,15 +520,15 @@ def _locate_first_difference(
     plan = next(plan for plan in made if (plan.function, plan.label) == (case.function, case.feeds))
     try:
         report.first = look(plan, case)
-    except (OSError, LimitReached) as error:  # no room for temporary files, or no time left; the verdict stands
+    except (OSError, LimitReached) as error:  # no space for temporary files, or no time left; the verdict stays valid
         report.notes.append(f"the first difference could not be found: {error}")
 
 
 def _rerun_with_rounded_steps(program: Program, found: Execution, report: VerifyReport) -> bool:
-    """Run `program` again, in the runs that differ at float16, with every step of its recurrent layers rounded to fp16.
+    """Repeat the runs that differ at float16 with every step of the recurrent layers of `program` rounded to fp16.
 
-    Unrolled layers compute that; a layer that is one op keeps float32 inside. Returns whether there was anything to
-    run.
+    Unrolled layers round each step, but a layer that is a single op computes in float32 inside. Returns whether any run
+    was repeated.
     """
     failed = {(case.function, case.feeds) for case in report.cases if not case.passed and case.precision == "float16"}
     runs = [run for run in found.runs if (run.plan.function, run.plan.label) in failed]
@@ -537,8 +546,8 @@ def _define_nonfinite(
 ) -> bool:
     """Fill in elements that are undefined in `found` and finite in `after`, from runs with huge constants made finite.
 
-    A mask of minus infinity stands for the limit of ever larger masks, and 0 * inf in it for 0; a mask that only fp16
-    makes infinite is read alike. Returns whether anything was undefined.
+    A mask of minus infinity stands for the limit of ever larger masks, and 0 * inf in it for 0. A mask that becomes
+    infinite only in fp16 is treated in the same way. Returns whether any element was undefined.
     """
     undefined = [(run, new) for run, new in zip(found.runs, after.runs) if not run.error and _has_undefined(run)]
     if not undefined:
@@ -571,10 +580,10 @@ def compare_with_pipeline(
     describe: Callable[[str], Any] = lambda name: None, quirks: Sequence[str] = (),
     progress: Progress = lambda text: None,
 ) -> VerifyReport:
-    """Compare the default function of a program with an entire pipeline (a loaded `Package`), such as one that
-    coremltools' bisect_model made of it.
+    """Compare the default function of a program with an entire pipeline (a loaded `Package`), such as the result of
+    coremltools' `bisect_model`.
 
-    Raises InputError where the pipeline has other inputs or outputs, or the program has states.
+    Raises InputError if the pipeline has other inputs or outputs, or the program has states.
     """
     name = program.default_function_name
     function = program.functions[name]
@@ -592,20 +601,20 @@ def compare_with_pipeline(
     report = judge_executions(alone, entire, exactness) if program_first else judge_executions(entire, alone, exactness)
     report.quirks = tuple(quirks)
     report.accuracy = exactness.accuracy if isinstance(exactness, Strictness) else None
-    report.leave_open("", outputs_without_numbers(program, alone.runs))
+    report.leave_open("", find_outputs_without_numbers(program, alone.runs))
     report.notes += [f"function '{other}' was not compared: a pipeline stands for one, '{name}'"
                      for other in program.functions if other != name]
     return report
 
 
 def _check_same_interface(before: Program, after: Program, widths: bool = False) -> None:
-    """Raise InputError when names of functions, or names, order or dtypes of their inputs and outputs differ.
+    """Raise InputError if names of functions, or names, order or dtypes of their inputs and outputs differ.
 
-    Functions are compared regardless of order: a model file has them in a protobuf map. With `widths`, all float dtypes
-    are considered equal.
+    The order of functions does not matter, because a model file has them in a protobuf map. With `widths`, all float
+    dtypes are considered equal.
     """
     if not before.functions:
-        raise InputError("the program has no function; expected one at least")
+        raise InputError("the program has no function; expected at least one")
     found = [
         ", ".join(
             f"{name}({_format_interface(function.inputs.values(), widths)}) -> "
@@ -620,7 +629,7 @@ def _check_same_interface(before: Program, after: Program, widths: bool = False)
 
 
 def _format_interface(ends: Collection[Var], widths: bool) -> str:
-    """Format inputs or outputs by name and dtype; sizes are only compared by running."""
+    """Format inputs or outputs by name and dtype; sizes are omitted, because the runs compare them."""
     return ", ".join(f"'{var.name}'{_format_dtype(var, widths)}" for var in ends)
 
 

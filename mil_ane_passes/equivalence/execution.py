@@ -45,14 +45,14 @@ __all__ = [
 Array = np.ndarray[Any, Any]
 USER_FEEDS_LABEL = "given feeds"
 _MIN_SECONDS_REPORTED = 5.0
-"Remaining seconds from which progress reports an estimate."
+"Least number of remaining seconds for which progress reports an estimate; a shorter wait needs no estimate."
 
 
 @dataclass(frozen=True)
 class Plan:
     """One run to make: function, feeds and states.
 
-    A plan with an `error` is known not to run; one that is not `typed` is run at float64 only.
+    A plan with an `error` is known to fail and is not run. A plan that is not `typed` is run only at float64.
     """
 
     function: str
@@ -71,8 +71,9 @@ class Plan:
 class OpCount:
     """The number of ops of the second program in runs at one precision, without those in nested blocks.
 
-    `shared` of them took the results of the first program, `at_float32` of which a run at float64 computed at float32;
-    `rounded` is the number of other results that are the same in both and were rounded to float32 then.
+    `shared` ops reused results of the first program. `at_float32` of these were computed at float32 in a run at
+    float64. `rounded` is the number of other results that are equal in both programs and were therefore rounded to
+    float32.
     """
 
     ops: int = 0
@@ -89,11 +90,11 @@ class OpCount:
 
 @dataclass
 class Region:
-    """The end of a region that differs: a `value` of the second function whose op is not that of `before` in the first.
+    """The end of a region that differs: `value` of the second function corresponds to `before`, but their ops differ.
 
-    The two were compared in `runs` runs at `precision`, in `equal_bits` of which they had the same bits. `difference`
-    is the largest difference of two finite elements, as a share of the largest finite magnitude in `before`; None where
-    no run had one of the same shape.
+    The two were compared in `runs` runs at `precision`; in `equal_bits` of these runs they had the same bits.
+    `difference` is the largest difference of two finite elements, as a fraction of the largest finite magnitude in
+    `before`; None if the shapes differed in all runs.
     """
 
     function: str
@@ -108,7 +109,7 @@ class Region:
         return asdict(self)
 
     def note(self, one: Any, other: Any, has_equal_bits: bool) -> None:
-        """Note the comparison of a value of the first function with that of the second, both as tensors."""
+        """Record the comparison of a value of the first function with that of the second, both as tensors."""
         self.runs += 1
         self.equal_bits += has_equal_bits
         share = 0.0 if has_equal_bits else _find_largest_share(one, other)
@@ -117,7 +118,10 @@ class Region:
 
 
 def _find_largest_share(one: Any, other: Any) -> float | None:
-    """Return the largest difference of finite elements as a share of the largest of `one`; None for other shapes."""
+    """Return the largest difference of finite elements as a fraction of the largest finite magnitude in `one`.
+
+    Returns None if the shapes differ.
+    """
     if getattr(one, "shape", None) is None or one.shape != getattr(other, "shape", None):
         return None
     one, other = one.double(), other.double()
@@ -131,7 +135,7 @@ def _find_largest_share(one: Any, other: Any) -> float | None:
 
 @dataclass
 class RegionLog:
-    """The ends of the regions that differ, as all runs compared them."""
+    """The ends of the regions that differ, with the comparisons of all runs."""
 
     _regions: dict[tuple[str, str, str], Region] = field(default_factory=dict)
 
@@ -141,7 +145,7 @@ class RegionLog:
 
     def note(self, function: str, precision: str, values: tuple[Any, Any], tensors: tuple[Any, Any],
              has_equal_bits: bool) -> None:
-        """Note the comparison of two `values`, of the first function and of the second, in one run."""
+        """Record the comparison of two `values`, of the first and of the second function, in one run."""
         before, value = (var.name for var in values)
         found = self._regions.setdefault((function, value, precision), Region(function, value, before, precision))
         found.note(*tensors, has_equal_bits)
@@ -151,10 +155,14 @@ class RegionLog:
 class Run:
     """A plan and its outputs by precision, or the `error` that ended it.
 
-    The following are set if they were needed: `stepped` are outputs at float16 with each step of recurrent layers
-    rounded, `raised` outputs with constants raised as rewrites declare, `moved` how far outputs move under rewrites'
-    declared changes, `moved_stored` how far if these are also rounded to the stored dtypes, and `rounding` the outputs
-    computed from ops that only round, which are not judged at float16 on extreme values.
+    The following are set if they were needed:
+
+    - `stepped`: outputs at float16 with each step of recurrent layers rounded.
+    - `raised`: outputs with constants raised as rewrites declare.
+    - `moved`: the movement of outputs under rewrites' declared changes.
+    - `moved_stored`: the same if results are also rounded to the stored dtypes.
+    - `rounding`: the outputs computed from ops whose rewrites only round; these are not judged at float16 on extreme
+      values.
     """
 
     plan: Plan
@@ -165,15 +173,15 @@ class Run:
     moved_stored: dict[str, Array] | None = None
     rounding: frozenset[str] = frozenset()
     ops: dict[str, OpCount] = field(default_factory=dict)
-    "By precision, where two programs ran side by side: the ops of the second."
+    "If two programs ran side by side: counts of the second program's ops, by precision."
     joined: bool = False
-    "Made as one with other runs, which may round differently than alone."
+    "True if the run was part of a batch, whose kernels may round differently."
     error: str = ""
 
 
 @dataclass(frozen=True)
 class RunDigest:
-    """SHA-256 digests of one run: of its feeds and states, and of the outputs of both programs ("" for none)."""
+    """SHA-256 digests of one run: of its feeds and states, and of the outputs of both programs ("" without outputs)."""
 
     function: str
     feeds: str
@@ -194,10 +202,10 @@ class Execution:
 def build_plans(
     program: Program, seeds: int, describe: Callable[[str], Any], feeds: Mapping[str, Array] | None = None
 ) -> list[Plan]:
-    """Make the runs that cover a program: every function, every shape to try, `seeds` draws spread over the shapes.
+    """Make the runs that cover a program: every function, every shape to test, `seeds` draws spread over the shapes.
 
-    With `feeds` there is one run, of the default function; for a pipeline one of each part, on the results of the parts
-    before it. Raises InputError for feeds that the function's description does not allow.
+    With `feeds` there is one run of the default function; for a pipeline, one run of each part on the results of the
+    earlier parts. Raises InputError for feeds that the function's description does not allow.
     """
     if feeds is not None and get_pipeline_functions(program):
         return list(_iterate_pipeline_plans(program, describe, feeds))
@@ -225,7 +233,7 @@ def _build_user_plan(program: Program, name: str, describe: Callable[[str], Any]
 def _iterate_pipeline_plans(
     program: Program, describe: Callable[[str], Any], feeds: Mapping[str, Array]
 ) -> Iterator[Plan]:
-    """Yield the runs of a pipeline's parts; values passed between parts are computed at float32."""
+    """Yield the runs of a pipeline's parts; values between parts are computed at float32."""
     from ..runtime import Runtime
 
     known: dict[str, Any] = dict(feeds)
@@ -255,10 +263,10 @@ def execute_plans(
 ) -> Execution:
     """Execute every plan at every precision; the final value of a state counts as an output.
 
-    `quirks` names published faults to imitate; `finite_constants`, `rounded_steps` and the result of `depart` for a
-    function are passed to `Runtime`. Raises NotSupported before running anything if an op is not implemented, and
-    InputError for an unknown quirk or user-supplied feeds that do not fit; random feeds that cannot be run leave an
-    error in their `Run`.
+    `quirks` are the names of published faults to imitate. `finite_constants`, `rounded_steps` and the result of
+    `depart` for a function are passed to `Runtime`. Raises NotSupported before anything runs if an op is not
+    implemented, and InputError for an unknown quirk or for user-supplied feeds that do not fit. Random feeds that
+    cannot be run leave an error in their `Run`.
     """
     from ..runtime import Runtime
 
@@ -278,7 +286,7 @@ def execute_plans(
 
 
 def is_left_out(run: Run, function: str, precision: str) -> bool:
-    """Return whether a run is of another function, has ended, or is not made at `precision`."""
+    """Return whether a run is skipped: it is of another function, has failed, or is not made at `precision`."""
     return bool(run.plan.function != function or run.error or not (run.plan.typed or precision == "float64"))
 
 
@@ -286,7 +294,7 @@ def execute_pipeline(
     package: Any, made: Sequence[Plan], precisions: Sequence[str], progress: Callable[[str], None],
     quirks: Sequence[str] = (),
 ) -> Execution:
-    """Execute every plan on an entire pipeline, at every precision; otherwise as `execute_plans`."""
+    """Execute every plan on an entire pipeline, at every precision; the result is as that of `execute_plans`."""
     from ..runtime import PipelineRuntime
 
     found = Execution([Run(plan, error=plan.error) for plan in made])
@@ -300,7 +308,7 @@ def execute_pipeline(
 
 
 class RunProgress:
-    """Reports each run before it is made, with the remaining time as the runs so far let expect it."""
+    """Reports each run before it is made, with the remaining time estimated from the runs so far."""
 
     def __init__(self, progress: Callable[[str], None], total: int) -> None:
         self._progress, self._total = progress, total
@@ -312,7 +320,7 @@ class RunProgress:
         self._progress(f"run {self._done} of {self._total}{left}: {plan.function}, {plan.label}, {precision}")
 
     def _format_time_left(self) -> str:
-        """Format the remaining time; nothing before the first run, or if only a few seconds are left."""
+        """Format the remaining time; "" before the first run, and if only a few seconds are left."""
         spent = time.monotonic() - self._started
         rest = spent / self._done * (self._total - self._done) if self._done else 0.0
         if rest < _MIN_SECONDS_REPORTED:
@@ -326,7 +334,7 @@ def copy_state(plan: Plan) -> dict[str, Array]:
 
 
 def execute_run(runtime: Any, run: Run, precision: str) -> None:
-    """Execute one run at one precision, for its results or its error."""
+    """Execute one run at one precision and store its results or its error."""
     state = copy_state(run.plan)
     try:
         outputs = runtime(run.plan.feeds, state)
@@ -339,19 +347,19 @@ def execute_run(runtime: Any, run: Run, precision: str) -> None:
 
 
 def note_error(run: Run, error: InputError) -> None:
-    """Note that a run ended with `error`. Raises it if the user asked for this run."""
+    """Record that a run failed with `error`. Raises the error if the user requested this run."""
     if run.plan.label.startswith(USER_FEEDS_LABEL):
         raise error
     run.error = str(error)
 
 
 def join_results(outputs: Mapping[str, Any], state: Mapping[str, Array]) -> dict[str, Array]:
-    """Return outputs and final values of states as `Run.results` has them."""
+    """Return outputs and final values of states in the form of `Run.results`."""
     return to_arrays(outputs) | {f"state {name}": value for name, value in state.items()}
 
 
 def digest_runs(before: Execution, after: Execution) -> list[RunDigest]:
-    """Digest the runs that the first program could make, in order."""
+    """Compute digests of the runs that the first program could make, in order."""
     found = []
     for old, new in zip(before.runs, after.runs):
         inputs = _digest_arrays({**old.plan.feeds, **{f"state {name}": each for name, each in old.plan.state.items()}})
@@ -363,7 +371,7 @@ def digest_runs(before: Execution, after: Execution) -> list[RunDigest]:
 
 
 def _digest_arrays(arrays: Mapping[str, Any]) -> str:
-    """Digest names, dtypes, shapes and elements; texts and labels by their representation."""
+    """Compute a digest of names, dtypes, shapes and elements; strings and labels are represented by their repr."""
     digest = hashlib.sha256()
     for name, value in sorted(arrays.items()):
         array = np.asarray(value)

@@ -1,4 +1,4 @@
-"""Seeded random inputs for a function: right names, shapes and dtypes, and values in the domain of each input."""
+"""Seeded random inputs for a function: valid names, shapes and dtypes, and values in the domain of each input."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ __all__ = [
 ]
 
 _FREE_SIZE = 16
-"Default extent of a symbolic dimension without a declared range."
+"Default extent of a symbolic dimension without a declared range: small, so that runs are fast."
 _SECOND_FREE_SIZE = 41
-"A second extent of such a dimension, of another size and parity."
+"A second extent of such a dimension: larger and odd, because rewrites may hold only for even sizes."
 _SMALL_SIZES = (1, 2, 7)
-"Sizes that break code written for more than one step, for pairs, or for multiples of a power of two."
+"Sizes for which rewrites may fail that assume more than one step, pairs, or multiples of a power of two."
 _LONG_SIZE, _MAX_CHEAP_ELEMENTS = 257, 1 << 20
-"A size beyond the usual powers of two, tried where a run computes no more than `_MAX_CHEAP_ELEMENTS` elements."
+"A size above the usual powers of two. It is tested if a run computes at most `_MAX_CHEAP_ELEMENTS` elements."
 _MAX_RANGE_ELEMENTS = 1 << 18
-"The most elements of an input at the upper end of its range: an equivalence check must finish in finite time."
+"Most elements of an input at the upper end of its range. A range may end at millions, which would take hours to run."
 _FREE_INTEGER_COUNT = 8
-"Integers are drawn below this where nothing bounds them."
+"Integers without an upper bound are drawn below this number: small ones are valid as sizes, counts and positions."
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ def list_shape_choices(function: Function, description: Any = None) -> list[Shap
 def list_size_choices(function: Function, description: Any = None, largest: float = math.inf) -> list[ShapeChoice]:
     """List shapes with small, even and odd sizes of symbolic dimensions, within the ranges that `description` declares.
 
-    A long size, and the `largest` that an option allows, are added where a run at them is cheap. Dimensions of
-    enumerated shapes and of images have no sizes other than those of `list_shape_choices`.
+    A long size and the `largest` size that an option allows are added if a run with them is cheap. Dimensions of
+    enumerated shapes and of images have only the sizes of `list_shape_choices`.
     """
     features = {feature.name: feature.type for feature in description.input} if description is not None else {}
     tensors = {name: var for name, var in function.inputs.items() if not types.is_state(var.sym_type)}
@@ -95,7 +95,7 @@ def list_size_choices(function: Function, description: Any = None, largest: floa
 def count_computed_elements(function: Function, shapes: Mapping[str, tuple[int, ...]]) -> float:
     """Count the elements that the ops of `function` compute for inputs of these shapes.
 
-    The result is infinite where a size is dynamic, and for functions with nested blocks.
+    The result is infinite if a size is dynamic, and for functions with nested blocks.
     """
     sizes = get_symbol_sizes(function, dict(shapes))
     total = 0.0
@@ -116,7 +116,7 @@ def _resolve_extent(dim: Any, sizes: Mapping[Any, int]) -> float:
 
 
 def _choose_sized_shape(var: Var, feature: Any, size: int, default: tuple[int, ...] | None) -> tuple[int, ...]:
-    """Return the shape of an input with symbolic dimensions of `size`, or as near to it as their ranges allow."""
+    """Return the shape of an input with symbolic dimensions of `size`, or of the nearest size in their ranges."""
     if feature is None:
         return tuple(size if is_symbolic(dim) else int(dim) for dim in var.shape)
     ranges = feature.multiArrayType.shapeRange.sizeRanges if feature.HasField("multiArrayType") else ()
@@ -134,9 +134,9 @@ def find_image_inputs(description: Any) -> set[str]:
 
 
 def make_feeds(function: Function, choice: ShapeChoice, seed: int, description: Any = None) -> dict[str, Any]:
-    """Make feeds for `function` at `choice`: normal draws for floats, pixels for images, numbers in range for integers.
+    """Make feeds for `function` at `choice`: normal draws for floats, pixels for images, integers in their range.
 
-    A float that is used as an integer (cast to an integer that selects) is drawn as one.
+    A float that is used as an integer (it is cast to an integer index) is drawn as an integer.
     """
     random = np.random.default_rng(seed)
     images = find_image_inputs(description)
@@ -151,7 +151,7 @@ def _sample_input(
     dtype = get_numpy_dtype(var)
     if image:
         return random.integers(0, 256, shape).astype(dtype)
-    if var.dtype == types.bool:  # a lone flag alternates, so that few draws contain both values
+    if var.dtype == types.bool:  # a single flag alternates from draw to draw, so few draws contain both values
         one = int(np.prod(shape)) == 1
         return np.full(shape, seed % 2 == 0) if one else _sample_flags(random, shape, seed).astype(bool)
     if types.is_float(var.dtype):
@@ -167,7 +167,7 @@ def _sample_input(
 
 
 def _sample_flags(random: np.random.Generator, shape: tuple[int, ...], seed: int) -> Any:
-    """Draw zeros and ones; in every third draw one row is all zeros, like a mask that hides everything."""
+    """Draw zeros and ones; in every third draw one row is all zeros, like a mask that excludes every element."""
     drawn = random.integers(0, 2, shape)
     if seed % 3 == 2 and drawn.size and drawn.ndim:
         drawn.reshape(-1, shape[-1])[int(random.integers(drawn.size // shape[-1]))] = 0
@@ -175,7 +175,7 @@ def _sample_flags(random: np.random.Generator, shape: tuple[int, ...], seed: int
 
 
 def _find_exact_integer_limit(dtype: np.dtype[Any]) -> int:
-    """Return the largest integer up to which every integer is exactly representable in that float dtype."""
+    """Return the largest n such that every integer up to n is exactly representable in the float dtype."""
     return 1 << (np.finfo(dtype).nmant + 1)
 
 
@@ -186,7 +186,7 @@ def get_symbol_sizes(function: Function, shapes: dict[str, tuple[int, ...]]) -> 
 
 
 def _list_valid_shapes(var: Var, feature: Any) -> dict[str, tuple[int, ...]]:
-    """Return `_list_shapes`; raise InputError for one that no array has."""
+    """Return `_list_shapes`; raises InputError for a shape that no array can have (a negative size)."""
     offers = _list_shapes(var, feature)
     for label, shape in offers.items():
         if len(shape) != var.rank or min(shape, default=1) < 0:
@@ -237,7 +237,8 @@ def _list_image_shapes(free: tuple[int, ...], image: Any) -> dict[str, tuple[int
 
 
 def _add_largest_shape(offers: dict[str, tuple[int, ...]], upper: list[int]) -> None:
-    """Add the upper end of a range or, if that is open or too large to run, the largest shape within reason."""
+    """Add the upper end of a range. If it is open or too large to run, add the largest shape within the limits instead.
+    """
     reached = [extent if extent > 0 else _MAX_RANGE_ELEMENTS for extent in upper]
     while int(np.prod(reached, dtype=object)) > _MAX_RANGE_ELEMENTS:
         ratios = [extent / least for extent, least in zip(reached, offers["default"])]
@@ -249,14 +250,14 @@ def _add_largest_shape(offers: dict[str, tuple[int, ...]], upper: list[int]) -> 
 
 
 def make_state(function: Function, seed: int) -> dict[str, Any]:
-    """Draw initial values of the states of `function`: normal draws, since zeros would hide a wrong sign."""
+    """Draw initial values of the states of `function` from a normal distribution: zeros would hide a wrong sign."""
     random = np.random.default_rng(seed + 1)
     return {name: random.standard_normal(var.shape).astype(get_numpy_dtype(var))
             for name, var in function.inputs.items() if types.is_state(var.sym_type)}
 
 
 def _unify_symbol_sizes(function: Function, shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Assign one size to a symbol that several inputs share: that of the first input."""
+    """Assign the size of the first input with a symbol to all inputs that share the symbol."""
     sizes: dict[Any, int] = {}
     result = {}
     for name, shape in shapes.items():

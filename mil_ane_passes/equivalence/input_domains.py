@@ -1,6 +1,6 @@
 """Domains of integer inputs: indices (rows of a table, positions in a cache) must exist.
 
-One sweep from a function's last op to its first turns requirements on an op's result into requirements on its operands.
+One backward sweep over a function's ops propagates requirements on an op's result to requirements on its operands.
 """
 
 from __future__ import annotations
@@ -27,28 +27,30 @@ from .interval_propagation import (
 __all__ = ["choose_integer_range", "infer_input_domains"]
 
 _MIN_NEGATIVE_MASK, _MIN_POSITIVE_MASK = 5000.0, 65504.0
-"A constant factor of at most -5000, or of at least 65504 (fp16 products with it overflow), makes a mask."
+"""Constant factors that identify a mask: at most -5000, or at least 65504.
+
+Additive masks of models are products with -10000 or less. A factor of 65504 overflows fp16 unless the other factor is a
+flag of 0 or 1; ordinary positive factors are smaller.
+"""
 
 
 def infer_input_domains(function: Function, sizes: Mapping[Any, int], negative: bool = False) -> dict[str, Interval]:
-    """Infer for each input of `function` the interval that its values must be in.
+    """Infer the interval of valid values for each input of `function`.
 
-    `sizes` are the extents of its symbols.
-
-    With `negative`, the interval includes indices that count from the end of an axis. Requirements are propagated
-    through casts, changes of shape, selections, nested blocks and arithmetic with constants; other ops require nothing
-    of an input.
+    `sizes` are the extents of its symbols. With `negative`, the interval includes indices that count from the end of an
+    axis. Requirements are propagated through casts, changes of shape, selections, nested blocks and arithmetic with
+    constants; other ops do not restrict an input.
     """
     sweep = _BackwardSweep(sizes, negative)
-    sweep.block(function)
-    return {name: sweep.interval(var) for name, var in function.inputs.items()}
+    sweep.visit_block(function)
+    return {name: sweep.get_interval(var) for name, var in function.inputs.items()}
 
 
 def choose_integer_range(required: Interval, lowest: int, highest: int, some: int) -> tuple[int, int]:
-    """Choose the smallest and the largest number to draw, in `required` and the dtype's range.
+    """Choose the smallest and the largest integer to draw, within `required` and the dtype's range.
 
-    The range has no negative numbers where others suffice (ids are not negative), and at most `some` numbers where
-    nothing bounds them from above.
+    If `required` contains non-negative numbers, only these are drawn, because ids are not negative. Without an upper
+    bound, at most `some` different numbers are drawn.
     """
     low, high = max(required[0], lowest), min(required[1], highest)
     first = math.ceil(max(low, 0) if high >= 0 else low)
@@ -64,83 +66,83 @@ class _BackwardSweep:
         self._negative = negative
         self._wanted: dict[Var, RequiredIntervals] = {}
 
-    def of(self, var: Var) -> RequiredIntervals:
+    def get_requirements(self, var: Var) -> RequiredIntervals:
         return self._wanted.get(var, [ANY_VALUE])
 
-    def interval(self, var: Var) -> Interval:
-        return intersect_intervals(self.of(var))
+    def get_interval(self, var: Var) -> Interval:
+        return intersect_intervals(self.get_requirements(var))
 
-    def require(self, var: Var | None, required: Sequence[Interval]) -> None:
+    def add_requirement(self, var: Var | None, required: Sequence[Interval]) -> None:
         """Add the requirement `required` of one more user of `var`."""
         if not isinstance(var, Var) or all(each == ANY_VALUE for each in required):
             return
-        known = self.of(var)
+        known = self.get_requirements(var)
         if len(known) != len(required) and 1 not in (len(known), len(required)):
             known, required = [intersect_intervals(known)], [intersect_intervals(required)]
         count = max(len(known), len(required))
         pairs = zip(*(list(each) * count if len(each) == 1 else each for each in (known, required)))
         self._wanted[var] = [intersect_intervals(pair) for pair in pairs]
 
-    def block(self, block: Block) -> None:
-        """Visit all ops of `block`, last one first, including those of nested blocks."""
+    def visit_block(self, block: Block) -> None:
+        """Visit all ops of `block` from last to first, including those of nested blocks."""
         for op in reversed(list(block.operations)):
             if is_opaque(op):
                 continue
             if op.blocks:
-                self._nested(op)
+                self._visit_nested_blocks(op)
             if op.op_type in _REQUIREMENTS:
                 for var, required in _REQUIREMENTS[op.op_type](op, self):
-                    self.require(var, required)
-            if op.op_type in INVERSE_RULES and self._asked(
+                    self.add_requirement(var, required)
+            if op.op_type in INVERSE_RULES and self._is_required(
                 op
-            ):  # without requirements nothing is propagated and no weight read
-                for var, required in INVERSE_RULES[op.op_type](op, self.of(op.outputs[0])):
-                    self.require(var, required)
+            ):  # without requirements, nothing is propagated and no weight is read
+                for var, required in INVERSE_RULES[op.op_type](op, self.get_requirements(op.outputs[0])):
+                    self.add_requirement(var, required)
 
-    def _asked(self, op: Operation) -> bool:
-        return any(each != ANY_VALUE for each in self.of(op.outputs[0]))
+    def _is_required(self, op: Operation) -> bool:
+        return any(each != ANY_VALUE for each in self.get_requirements(op.outputs[0]))
 
-    def _nested(self, op: Operation) -> None:
+    def _visit_nested_blocks(self, op: Operation) -> None:
         looped = op.op_type == "while_loop"
         for inner in reversed(op.blocks[1:] if looped else op.blocks):
             for var, out in zip(inner.outputs, op.outputs):
-                self.require(var, self.of(out))
+                self.add_requirement(var, self.get_requirements(out))
         for inner in reversed(op.blocks):
-            self.block(inner)
+            self.visit_block(inner)
             for var, operand in zip(inner.inputs, op.loop_vars if looped else ()):
-                self.require(operand, self.of(var))
+                self.add_requirement(operand, self.get_requirements(var))
 
-    def extent(self, dim: Any) -> int | None:
-        """Return a dimension as a number, or None when it is dynamic."""
+    def get_extent(self, dim: Any) -> int | None:
+        """Return a dimension as a number, or None if it is dynamic."""
         if not is_symbolic(dim):
             return int(dim)
         found = dim.subs(dict(self.sizes))
         return int(found) if getattr(found, "is_Integer", False) else None
 
     def get_index_range(self, dim: Any) -> Interval:
-        """Return the range of an index into an axis of that extent."""
-        extent = self.extent(dim)
+        """Return the range of valid indices of an axis with the extent `dim`."""
+        extent = self.get_extent(dim)
         return ANY_VALUE if extent is None else (-extent if self._negative else 0, extent - 1)
 
 
 def _require_index_on_axis(table: str) -> Callable[[Operation, _BackwardSweep], OperandRequirements]:
-    def require(op: Operation, sweep: _BackwardSweep) -> OperandRequirements:
+    def require_indices(op: Operation, sweep: _BackwardSweep) -> OperandRequirements:
         if op.axis is not None and op.axis.val is not None:
             yield op.indices, [sweep.get_index_range(op.inputs[table].shape[int(op.axis.val)])]
 
-    return require
+    return require_indices
 
 
 def _require_index_on_leading_axes(table: str) -> Callable[[Operation, _BackwardSweep], OperandRequirements]:
-    def require(op: Operation, sweep: _BackwardSweep) -> OperandRequirements:
+    def require_indices(op: Operation, sweep: _BackwardSweep) -> OperandRequirements:
         skipped = op.inputs.get("batch_dims")
         first = 0 if skipped is None else int(skipped.val)
-        count = sweep.extent(op.indices.shape[-1])
+        count = sweep.get_extent(op.indices.shape[-1])
         if count is not None:
             each = [sweep.get_index_range(dim) for dim in op.inputs[table].shape[first:first + count]]
             yield op.indices, each if op.indices.rank == 1 else [intersect_intervals(each)]
 
-    return require
+    return require_indices
 
 
 def _require_one_hot_index(op: Operation, sweep: _BackwardSweep) -> OperandRequirements:
@@ -150,8 +152,8 @@ def _require_one_hot_index(op: Operation, sweep: _BackwardSweep) -> OperandRequi
 
 
 def _require_slice_bounds(op: Operation, sweep: _BackwardSweep) -> OperandRequirements:
-    """Yield requirements on begin and end of a slice for each axis; where a mask is set they are not read."""
-    extents = [sweep.extent(dim) for dim in op.x.shape]
+    """Yield requirements on begin and end of a slice for each axis; a bound whose mask is set is not read."""
+    extents = [sweep.get_extent(dim) for dim in op.x.shape]
     for name, shift in (("begin", 0), ("end", 1)):
         mask = get_constant_value(op.inputs.get(f"{name}_mask"))
         unread = [False] * len(extents) if mask is None else np.atleast_1d(mask).tolist()
@@ -162,12 +164,12 @@ def _require_slice_bounds(op: Operation, sweep: _BackwardSweep) -> OperandRequir
 def _require_slice_begin(op: Operation, sweep: _BackwardSweep) -> OperandRequirements:
     sizes = get_constant_value(op.size)
     lengths = [1] * op.x.rank if sizes is None else [max(1, int(size)) for size in np.atleast_1d(sizes)]
-    extents = [sweep.extent(dim) for dim in op.x.shape]
+    extents = [sweep.get_extent(dim) for dim in op.x.shape]
     yield op.begin, [ANY_VALUE if extent is None else (0, extent - size) for extent, size in zip(extents, lengths)]
 
 
 def _require_mask_values(op: Operation, sweep: _BackwardSweep) -> OperandRequirements:
-    """Require 0 or 1 of the factor of a mask's constant, as of 1 - m in (1 - m) * -10000."""
+    """Require that the factor of a mask's constant is 0 or 1, such as 1 - m in (1 - m) * -10000."""
     for var, other in ((op.x, op.y), (op.y, op.x)):
         factor = get_constant_value(other)
         if factor is not None and np.size(factor) == 1 and np.asarray(factor).dtype.kind == "f" \
@@ -198,4 +200,4 @@ _REQUIREMENTS: dict[str, Callable[[Operation, _BackwardSweep], OperandRequiremen
     "fill": _require_positive("shape"),
     "mul": _require_mask_values,
 }
-"Requirements on integer operands, by op type: of ops that select by index, and of multiplications that mask."
+"Requirements on integer operands, by op type: for ops that select by index, and for multiplications that mask."

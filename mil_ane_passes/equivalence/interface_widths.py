@@ -1,4 +1,4 @@
-"""Rounding of feeds and results for two programs whose inputs and outputs hold floats of different widths."""
+"""Rounding of feeds and results for two programs whose inputs and outputs have different float widths."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class InterfaceWidths:
     inputs: Mapping[str, np.dtype[Any]] = field(default_factory=dict)
     outputs: Mapping[str, np.dtype[Any]] = field(default_factory=dict)
 
-    def round(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """Round `feeds` to values that both programs accept: those that the narrower type holds."""
+    def round_to_narrower(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Round `feeds` to the narrower type of each input, so that both programs get equal values."""
         return {name: _round_to_dtype(np.asarray(value), self.inputs[name]) if name in self.inputs else value
                 for name, value in feeds.items()}
 
@@ -33,11 +33,11 @@ class InterfaceWidths:
         for name, dtype in self.outputs.items():
             sizes = np.abs(outputs[name][np.isfinite(outputs[name])]) if name in outputs else np.zeros(0)
             if sizes.size and float(sizes.max()) > float(np.finfo(dtype).max):
-                return f"output '{name}' reaches {float(sizes.max()):.4g}, which {dtype} does not hold"
+                return f"output '{name}' reaches {float(sizes.max()):.4g}, which {dtype} cannot represent"
         return ""
 
     def convert_outputs(self, outputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Convert the first program's `outputs` to the second's dtypes; results at full precision are left alone."""
+        """Convert the first program's `outputs` to the second's dtypes; results at full precision are not changed."""
         return {name: value.astype(self.outputs[name]) if name in self.outputs and value.dtype.itemsize < 8 else value
                 for name, value in outputs.items()}
 
@@ -57,9 +57,9 @@ def find_interface_widths(before: Program, after: Program) -> dict[str, Interfac
 
 
 def round_feeds(plan: Plan, across: Mapping[str, InterfaceWidths]) -> Plan:
-    """Return `plan` with feeds that both programs accept."""
+    """Return `plan` with feeds that both programs can represent."""
     interface = across.get(plan.function)
-    return plan if interface is None else replace(plan, feeds=interface.round(plan.feeds))
+    return plan if interface is None else replace(plan, feeds=interface.round_to_narrower(plan.feeds))
 
 
 def round_results(found: Execution, across: Mapping[str, InterfaceWidths]) -> str:
@@ -72,7 +72,7 @@ def round_results(found: Execution, across: Mapping[str, InterfaceWidths]) -> st
         interface = across.get(run.plan.function)
         if interface is not None:
             beyond = interface.describe_overflow(run.results.get("float64", {}))
-            if beyond and run.plan.adversarial:  # our own feeds; the narrower program need not support them
+            if beyond and run.plan.adversarial:  # the narrower program need not support adversarial feeds
                 run.error, run.results = beyond, {}
                 continue
             lost = lost or beyond
@@ -87,7 +87,7 @@ def _find_changed_widths(old: Iterable[Var], new: Iterable[Var]) -> dict[str, np
 
 
 def holds_floats(var: Var) -> bool:
-    """Whether `var` is a tensor or a scalar of floats: in MIL, what has rank 0 is a scalar, not a tensor."""
+    """Return whether `var` is a tensor or a scalar of floats: in MIL, a value of rank 0 is a scalar, not a tensor."""
     return (types.is_tensor(var.sym_type) or types.is_scalar(var.sym_type)) and bool(types.is_float(var.dtype))
 
 

@@ -21,7 +21,7 @@ __all__ = [
 ]
 
 Interval = tuple[float, float]
-"Lowest and highest value, both allowed."
+"Lowest and highest value, both included."
 ANY_VALUE: Interval = (-math.inf, math.inf)
 
 RequiredIntervals = list[Interval]
@@ -39,12 +39,12 @@ def intersect_intervals(intervals: Iterable[Interval]) -> Interval:
 
 
 def get_constant_value(var: Any) -> Any:
-    """Return the value of a constant parameter, None for one that is computed or left out."""
+    """Return the value of a constant parameter; None if it is computed or omitted."""
     return var.val if isinstance(var, Var) else None
 
 
 def _get_constant_range(var: Var) -> Interval | None:
-    """Return the smallest and largest element of a numeric constant, None for anything else."""
+    """Return the smallest and largest element of a numeric constant; None for other values."""
     value = get_constant_value(var)
     if value is None or not np.size(value) or np.asarray(value).dtype.kind not in "iuf":
         return None
@@ -52,14 +52,14 @@ def _get_constant_range(var: Var) -> Interval | None:
 
 
 def _pass_through(name: str = "x") -> Callable[[Operation, RequiredIntervals], OperandRequirements]:
-    """Make the rule of an op that returns its operand's values in another type, shape or order."""
+    """Make the rule for an op that returns its operand's values in another dtype, shape or order."""
 
-    def require(op: Operation, required: RequiredIntervals) -> OperandRequirements:
+    def propagate_interval(op: Operation, required: RequiredIntervals) -> OperandRequirements:
         var, made = op.inputs[name], op.outputs[0]
         kept = len(required) == 1 or (var.rank <= 1 and made.rank <= 1 and tuple(var.shape) == tuple(made.shape))
         yield var, required if kept else [intersect_intervals(required)]
 
-    return require
+    return propagate_interval
 
 
 def _split_requirement(op: Operation, required: RequiredIntervals) -> OperandRequirements:
@@ -75,12 +75,12 @@ def _split_requirement(op: Operation, required: RequiredIntervals) -> OperandReq
 def _invert_arithmetic(
     back: Callable[[Interval, Interval, bool], Interval],
 ) -> Callable[[Operation, RequiredIntervals], OperandRequirements]:
-    """Make the rule of an op of x and y, one of them constant.
+    """Make the rule for an op of x and y, one of which is constant.
 
     `back(wanted, constant, x is the constant)` returns the interval of the other operand.
     """
 
-    def require(op: Operation, required: RequiredIntervals) -> OperandRequirements:
+    def propagate_interval(op: Operation, required: RequiredIntervals) -> OperandRequirements:
         for var, other in ((op.x, op.y), (op.y, op.x)):
             constant = _get_constant_range(other)
             if constant is not None and _get_constant_range(var) is None:
@@ -95,7 +95,7 @@ def _invert_arithmetic(
             for var in (op.x, op.y):  # half of the sum, or the root of the product, for each operand
                 yield var, [tuple(map(part, intersect_intervals(required)))]
 
-    return require
+    return propagate_interval
 
 
 def _invert_add(required: Interval, constant: Interval, _: bool) -> Interval:

@@ -1,4 +1,4 @@
-"""Runs of two functions side by side, in which what they have in common is computed once."""
+"""Runs of two functions side by side, in which shared ops are computed once."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ __all__ = ["Lockstep", "execute_in_lockstep"]
 Array = np.ndarray[Any, Any]
 
 _MAX_JOINED_ELEMENTS = 1 << 27
-"""The most elements that runs made as one compute. They take 1 GB at float64 if all are kept, of which few are alive at
-once; in larger runs the time that joining saves, between ops, does not matter."""
+"""The largest number of elements that a batch computes: 1 GB at float64 if all were alive at once, which few are. Larger
+runs gain nothing from a batch, which saves time between ops."""
 
 
 class Lockstep:
-    """Runs two functions on the same feeds, op by op of the second; the first runs as far as each op needs.
+    """Runs two functions on the same feeds, op by op of the second; the first runs until the counterparts are computed.
 
-    An op whose operands have the bits of their counterparts, and that an equal op of the first function computes from
-    those, takes its result. Any other op is run, and if its result has the bits of its counterpart, the ops behind it
-    take results again. A value of the first function is freed when neither function needs it.
+    An op of the second function reuses the result of an equal op of the first if the operands of both have the same
+    bits. Any other op is run. If its result has the same bits as its counterpart, downstream ops can reuse results
+    again. A value of the first function is freed when neither function needs it.
 
-    `common`, a runtime of the first function at float32, runs the ops whose results both functions share, as long as
-    they read no value in which the two may differ: whatever its precision, both go on from the same numbers. An op
-    whose result may be finite at float64 alone is run there. Where the second function computes from such a result
-    what the first computes from others, the two agree to float32 only.
+    `common` is a runtime of the first function at float32. It runs the ops whose results both functions share, if they
+    read no value in which the two may differ: both functions continue with the same numbers, so the precision of these
+    does not matter. An op whose result may be finite only at float64 is run at float64. If the second function computes
+    a value from a shared result that the first computes from other values, the two agree only to float32 precision.
     """
 
     def __init__(
@@ -71,21 +71,21 @@ class Lockstep:
 
     @property
     def lowers(self) -> bool:
-        """Return whether what both share may be computed at float32."""
+        """Return whether shared ops may be computed at float32."""
         return self._common is not None
 
     def keep_precision(self) -> Lockstep:
-        """Return the same without `common`."""
+        """Return a copy without `common`, which computes all ops at the runtimes' own precision."""
         return Lockstep(self.first, self.second, self._match, self._regions)
 
     @synchronized
     def __call__(
         self, feeds: Mapping[str, Any], states: tuple[MutableMapping[str, Any], MutableMapping[str, Any]]
     ) -> tuple[dict[str, Array], dict[str, Array] | InputError]:
-        """Run both once; returns their outputs, or in place of the second's the error that it ended with.
+        """Run both once; return the outputs of the first, and the outputs or the error of the second.
 
-        Raises the errors of the first; LimitReached of either, that of memory also where each alone would keep within
-        it.
+        Raises the errors of the first, and LimitReached of either. The memory limit may be exceeded by both together
+        even if neither would exceed it alone.
         """
         return self._run(
             self.first.start_call(feeds, states[0]), lambda: self.second.start_call(feeds, states[1]), states)
@@ -94,9 +94,9 @@ class Lockstep:
     def run_joined(
         self, feeds: Sequence[Mapping[str, Any]]
     ) -> list[tuple[dict[str, Array], dict[str, Array]]]:
-        """Run both on each of `feeds`, as one run; returns the outputs of both for each.
+        """Run both on all of `feeds` as one batch; return the outputs of both for each.
 
-        Raises the errors of both, whichever of the runs has them.
+        Raises the errors of both programs, whichever run causes them.
         """
         outputs, outcome = self._run(
             self.first.start_joined_call(feeds), lambda: self.second.start_joined_call(feeds), ({}, {}))
@@ -128,12 +128,12 @@ class Lockstep:
         finally:
             self.first.executed_blocks |= one.machine.executed_blocks
             self.count.at_float32, self.count.rounded = steps.at_float32, steps.rounded
-        self.second.executed_blocks |= entered  # not where the first fails: nothing is compared then
+        self.second.executed_blocks |= entered  # not reached if the first fails: then nothing is compared
         return outputs, outcome
 
     def _run_second(self, first: _Steps, call: Call, entered: set[Any]) -> list[Any]:
         machine = call.machine
-        machine.live, machine.executed_blocks = first.machine.live, entered  # one limit for the values of both
+        machine.live, machine.executed_blocks = first.machine.live, entered  # one memory limit for the values of both
         equal = set(map(id, self._match.inputs))
         for op, finished in machine.enter_block(call.block, call.arguments):
             match = self._match.ops.get(op)
@@ -146,7 +146,7 @@ class Lockstep:
         return machine.leave_block(call.block)
 
     def _run_matched(self, first: _Steps, machine: Interpreter, op: Any, match: OpMatch, equal: set[int]) -> None:
-        """Take the results of `op` from the first function, or run it and compare them."""
+        """Reuse the results of the first function for `op`, or run it and compare its results with them."""
         first.run_until(match)
         is_shared = match.is_same and all(id(var) in equal for var in match.operands)
         if is_shared:
@@ -165,11 +165,10 @@ class Lockstep:
                 equal.add(id(own))
         first.drop_needs(match)
 
-
     def _note_region(
         self, regions: RegionLog, values: tuple[Var, Var], tensors: tuple[Any, Any], count: int, is_equal: bool
     ) -> None:
-        """Note the comparison of two values in each of `count` runs made as one."""
+        """Record the comparison of two values in each run of a batch of `count`."""
         from ..runtime.numeric import have_equal_bits
 
         for parts in [tensors] if count == 1 else zip(*(each.chunk(count) for each in tensors)):
@@ -178,10 +177,10 @@ class Lockstep:
 
 
 class _CommonOps:
-    """The ops of a first function whose results the second takes if both have the same values for their operands.
+    """The ops of the first function whose results the second reuses if the operands of both have the same values.
 
-    `values` are the values of the first function that exactly one value of the second may be equal to. Of any other,
-    an op behind it could read a result that the second function does not share.
+    `values` are the values of the first function that are the counterpart of exactly one value of the second. For any
+    other value, a downstream op could read a result that the second function does not share.
     """
 
     def __init__(self, match: FunctionMatch) -> None:
@@ -191,7 +190,7 @@ class _CommonOps:
         for each in match.ops.values():
             partners.update(each.pairs)
         self.operands: dict[Operation, tuple[int, ...]] = {}
-        "By op: the ids of the values that it reads."
+        "The ids of the values that each op reads."
         for each in match.ops.values():
             op = each.counterpart
             read = list_operands(op, op.enclosing_block)
@@ -199,18 +198,18 @@ class _CommonOps:
                     and {partners.get(var) for var in each.operands} == set(read)):
                 self.operands[op] = tuple(map(id, read))
         self.magnitudes: dict[int, float] = {}
-        "By constant: its largest finite magnitude."
+        "The largest finite magnitude of each constant."
 
 
 class _Steps:
-    """The run of the first function, which goes on as the second needs its values."""
+    """The run of the first function, which is continued whenever the second needs its values."""
 
     def __init__(self, call: Call, matches: Mapping[Any, OpMatch]) -> None:
         self.machine, self._block = call.machine, call.block
         self.failed = False
         self._needs = Counter(id(other) for match in matches.values() for _, other in match.pairs)
         self._finished: set[int] = set()
-        "Values that the first function no longer reads, but the second may take."
+        "Values that the first function no longer reads, but the second may reuse."
         self._ops = iter(self.machine.enter_block(self._block, call.arguments))
         self._common: Interpreter | None = None
         self._common_ops: _CommonOps | None = None
@@ -218,17 +217,17 @@ class _Steps:
         self._last: Operation | None = None
         self.at_float32 = self.rounded = 0
         self.joined = call.joined
-        "The number of runs that are made as one."
+        "The number of runs in the batch."
 
     def share(self, common: Interpreter, ops: _CommonOps) -> None:
-        """Let `common`, an interpreter at float32 on the values of this one, run `ops` where nothing before differs."""
+        """Let `common`, an interpreter at float32 on the values of this one, run those of `ops` with equal operands."""
         self._common, self._common_ops = common, ops
         for var in self._block.inputs.values():
             if id(var) in self.machine.env:
                 self.machine.round_to_float32(var, exactly=True)
 
     def run_until(self, match: OpMatch) -> None:
-        """Run on until the counterparts of `match` are computed."""
+        """Continue the run until the counterparts of `match` are computed."""
         for _, other in match.pairs:
             while id(other) not in self.machine.env and self._run_next():
                 pass
@@ -248,9 +247,9 @@ class _Steps:
         return True
 
     def _run(self, op: Operation) -> None:
-        """Run an op; at float32 where all values that it reads are, if what is finite at float64 stays so.
+        """Run an op, at float32 if all values that it reads are float32 and no result overflows only at float32.
 
-        It does where the results are finite, and where they are not because the op reads what is not.
+        This holds if the results are finite, or if they are not finite because the op reads values that are not.
         """
         self._last = op
         reads = None if self._common_ops is None else self._common_ops.operands.get(op)
@@ -269,7 +268,7 @@ class _Steps:
             self.lower(var)
 
     def _find_magnitude(self, operand: Any) -> float:
-        """Return the largest finite magnitude of an operand; 0 for none."""
+        """Return the largest finite magnitude of an operand; 0 without a finite element."""
         if operand is None or self._common is None or self._common_ops is None:
             return 0.0
         known = self._common_ops.magnitudes if is_constant(operand) else self._magnitudes
@@ -278,16 +277,16 @@ class _Steps:
         return known[id(operand)]
 
     def lower(self, var: Var) -> Any:
-        """Hold a value that both functions share at float32, if all that is finite stays so; returns what is held.
+        """Round a value that both functions share to float32, if all finite elements stay finite; return the value.
 
-        Not if an op behind it may have read the value as it was.
+        It is not rounded if a downstream op may already have read it at float64.
         """
         if self._common_ops is not None and id(var) in self._common_ops.values and var.op is self._last:
             self.rounded += self.machine.round_to_float32(var)
         return self.machine.env[id(var)]
 
     def drop_needs(self, match: OpMatch) -> None:
-        """Release the counterparts of an op of the second function that has run."""
+        """Release the counterparts of an op of the second function after it has run."""
         for _, other in match.pairs:
             self._needs[id(other)] -= 1
             if not self._needs[id(other)] and id(other) in self._finished:
@@ -304,13 +303,13 @@ class _Steps:
 
 
 def _split_rows(outputs: Mapping[str, Array], count: int) -> list[dict[str, Array]]:
-    """Split the outputs of `count` runs that were made as one."""
+    """Split the outputs of a batch of `count` runs."""
     parts = {name: np.split(value, count) for name, value in outputs.items()}
     return [{name: each[number] for name, each in parts.items()} for number in range(count)]
 
 
 def _count_blocks(op: Any, counterpart: Any, first: Interpreter, second: Interpreter) -> None:
-    """Count the blocks in `op` as executed where those in its counterpart are."""
+    """Mark the blocks in `op` as executed if those of its counterpart are."""
     if not op.blocks:
         return
     pairs = [*zip(op.blocks, counterpart.blocks)]
@@ -327,12 +326,12 @@ def execute_in_lockstep(
     before: Program, after: Program, made: Sequence[Plan], precisions: Sequence[str], progress: Callable[[str], None],
     mapping: Mapping[str, str], regions: RegionLog | None = None, lowers: bool = False, joins: bool = False,
 ) -> tuple[Execution, Execution]:
-    """Execute every plan on two programs at every precision, and what they have in common once.
+    """Execute every plan on two programs at every precision; ops that they share run once.
 
-    Returns what `execute_plans` returns for each alone; a plan that `before` cannot run has its error in both.
-    `mapping` (name before -> name after) is that of `compare_programs`. With `lowers`, runs at float64 compute at
-    float32 what the programs share before they differ. With `joins`, runs of functions whose rows do not depend on each
-    other are made as one, which is faster. `regions` notes where values that differ are compared.
+    Returns the results of `execute_plans` for each program; a plan that `before` cannot run has its error in both.
+    `mapping` (name before -> name after) is as in `compare_programs`. With `lowers`, runs at float64 compute the ops
+    that the programs share upstream of any difference at float32. With `joins`, runs of functions whose rows are
+    independent are made as one batch. `regions` records the comparisons at the ends of regions that differ.
     """
     old, new = (Execution([Run(plan, error=plan.error) for plan in made]) for _ in range(2))
     count = RunProgress(progress, len(made) * len(precisions))
@@ -365,10 +364,10 @@ def execute_in_lockstep(
 
 
 def _group_pairs(pairs: Sequence[tuple[Run, Run]], function: Function) -> list[list[tuple[Run, Run]]]:
-    """Group runs on feeds of the same shapes, and cut groups that compute many elements.
+    """Group runs on feeds of the same shapes into batches that compute a limited number of elements.
 
-    Runs on NaN and infinities stay alone: one such element makes an op look further for what overflows. So do those on
-    feeds of the user, whose errors are reported.
+    Runs on NaN and infinities are not part of a batch: one such element makes every op check for overflow in detail.
+    Nor are runs on the user's feeds, whose errors are reported.
     """
     groups: dict[Any, list[tuple[Run, Run]]] = {}
     for number, pair in enumerate(pairs):
@@ -380,7 +379,7 @@ def _group_pairs(pairs: Sequence[tuple[Run, Run]], function: Function) -> list[l
 
 
 def _cut_group(group: list[tuple[Run, Run]], function: Function) -> list[list[tuple[Run, Run]]]:
-    """Cut a group into parts that compute few elements each."""
+    """Cut a group into batches of at most `_MAX_JOINED_ELEMENTS` computed elements."""
     if len(group) == 1:
         return [group]
     shapes = {name: value.shape for name, value in group[0][0].plan.feeds.items()}
@@ -389,7 +388,7 @@ def _cut_group(group: list[tuple[Run, Run]], function: Function) -> list[list[tu
 
 
 def _execute_joined(lockstep: Lockstep, pairs: Sequence[tuple[Run, Run]], precision: str) -> bool:
-    """Execute plans on both programs as one run; returns False where one of them ends with an error."""
+    """Execute plans on both programs as one batch; return False if a run ends with an error."""
     try:
         found = lockstep.run_joined([old.plan.feeds for old, _ in pairs])
     except (InputError, MemoryLimitReached):
@@ -402,7 +401,7 @@ def _execute_joined(lockstep: Lockstep, pairs: Sequence[tuple[Run, Run]], precis
 
 
 def _execute_pair(lockstep: Lockstep, runs: tuple[Run, Run], precision: str) -> None:
-    """Execute a plan on both programs; one after the other where the values of both exceed the memory."""
+    """Execute a plan on both programs; one after the other if the values of both together exceed the memory limit."""
     old, new = runs
     states = copy_state(old.plan), copy_state(old.plan)
     try:
@@ -416,7 +415,7 @@ def _execute_pair(lockstep: Lockstep, runs: tuple[Run, Run], precision: str) -> 
             new.error = new.error or old.error
         return
     except InputError as error:
-        if lockstep.lowers:  # sizes may be computed from floats
+        if lockstep.lowers:  # shapes may be computed from floats, and then be other ones at float32
             _execute_pair(lockstep.keep_precision(), runs, precision)
             return
         note_error(old, error)

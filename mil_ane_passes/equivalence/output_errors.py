@@ -1,4 +1,4 @@
-"""The error of a program's outputs as one number, by which approximating rewrites decide."""
+"""The error of a program's outputs as one number, which approximating rewrites use for their decisions."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def compute_outputs(runtime: Any, plan: Plan) -> Results:
 
 
 def compute_largest_error(program: Program, runs: Sequence[tuple[Plan, Results]], precision: str = "float16") -> float:
-    """Return the largest error of `program`'s outputs over runs whose right outputs are known.
+    """Return the largest error of `program`'s outputs over runs whose correct outputs are known.
 
-    The error of an output is that of its worst element, as a share of the output's largest magnitude; for integers,
-    such as the classes that an argmax picks, it is the share that changed. It is infinite when a finite number became
-    infinite or NaN, when labels or shapes differ, and when the program cannot run.
+    The error of an output is that of its worst element, as a fraction of the output's largest magnitude. For integers,
+    such as the classes that an argmax selects, it is the fraction of changed elements. It is infinite if a finite
+    number became infinite or NaN, if labels or shapes differ, or if the program cannot run.
     """
     from ..runtime import Runtime
 

@@ -1,7 +1,7 @@
-"""Bounds on results: whether an op at float32 makes an infinity or NaN of finite elements, as float64 would not.
+"""Bounds on results: they exclude an overflow of an op at float32 that would not occur at float64.
 
-A NaN or an infinity in an operand gives the same ones at any precision. What float32 adds to these is overflow, and for
-the ops below a bound on the finite elements of the operands excludes it.
+NaN and infinities in the operands propagate in the same way at any precision. Overflow of finite elements is the only
+additional source at float32. For the ops below, a bound on the finite elements of the operands excludes it.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from ..ir.query import get_const_value, get_static_shape
 __all__ = ["can_overflow"]
 
 Magnitudes = Callable[[str], float]
-"By name of an operand: its largest finite magnitude; 0 for one that the op does not have."
+"The largest finite magnitude of each operand, by input name; 0 for an input that the op does not have."
 
 _FLOAT32_LIMIT = 2.0**126
-"Half of the largest power of two that float32 holds: sums are rounded at each step."
+"Half of the largest power of two in float32: a margin for sums, which are rounded at each step."
 _DEFAULT_EPSILON = 1e-5
 
 _SAFE_OPS = frozenset({
-    # Their results are elements of their operands.
+    # Results are elements of the operands.
     "abs", "batch_to_space", "cast", "clip", "concat", "depth_to_space", "expand_dims", "gather", "identity",
     "max_pool", "maximum", "minimum", "pixel_shuffle", "pixel_unshuffle", "reduce_max", "reduce_min", "relu", "relu6",
     "reshape", "reverse", "select", "slice_by_index", "slice_by_size", "sliding_windows", "space_to_batch",
     "space_to_depth", "split", "squeeze", "stack", "tile", "transpose", "upsample_nearest_neighbor",
-    # Their results are no larger than 1, and no larger than an operand.
+    # Result magnitudes are at most 1, or at most those of an operand.
     "sigmoid", "softmax", "tanh", "silu",
 })
 
 
 def can_overflow(op: Any, magnitudes: Magnitudes) -> bool:
-    """Return whether `op` may overflow at float32 on finite elements; True where no bound of the op is known."""
+    """Return whether `op` may overflow at float32 on finite elements; True if no bound for the op is known."""
     if op.op_type in _SAFE_OPS:
         return False
     bound = _BOUNDS.get(op.op_type)
@@ -43,7 +43,7 @@ def can_overflow(op: Any, magnitudes: Magnitudes) -> bool:
 
 
 def _bound_products(op: Any, magnitudes: Magnitudes) -> float:
-    """Bound a sum of at most as many products as there are weights, and the bias."""
+    """Bound a sum of products and the bias; it has at most as many products as the weight has elements."""
     shape = get_static_shape(op.weight)
     if shape is None:
         return math.inf
@@ -64,7 +64,7 @@ def _bound_quotient(op: Any, magnitudes: Magnitudes) -> float:
 
 
 def _bound_layer_norm(op: Any, magnitudes: Magnitudes) -> float:
-    """Bound the squares of what is left without the mean, and the result."""
+    """Bound the result, and the squares of the elements minus their mean."""
     epsilon = float(get_const_value(op.epsilon, _DEFAULT_EPSILON))
     if epsilon < 1 / _FLOAT32_LIMIT:
         return math.inf

@@ -1,8 +1,9 @@
 """Propagation of rewrites' declared changes of single ops to downstream ops, by running the changed program.
 
-Rewrites that fire declare a change of constants, or how far a result may move, of one op. A downstream product may
-amplify that, a remainder wrap it round, and an output other than the largest may show it. So where results differ, the
-program before is run again with its ops changed as declared, and the resulting change of its outputs is allowed.
+A rewrite that fires may declare, for one op, a change of constants or the largest movement of a result. A downstream
+product may amplify it, a remainder may wrap it around, and it may be visible in a small output. If results differ, the
+program before is therefore run again with its ops changed as declared, and the resulting change of its outputs is
+allowed.
 """
 
 from __future__ import annotations
@@ -20,34 +21,35 @@ from ..runtime.departure import TRIALS, Departure
 from .execution import Run, copy_state, execute_plans
 from .value_matching import FunctionValues, find_ancestors
 
-__all__ = ["MOVED", "NOT_JUDGED", "RAISED", "ROUNDED", "departing", "largest_moves", "made_of_nan", "made_of_roundings"]
+__all__ = ["MOVED", "NOT_JUDGED", "RAISED", "ROUNDED", "largest_moves", "made_of_nan", "made_of_roundings",
+           "make_departures"]
 
 Array = np.ndarray[Any, Any]
-RAISED = ("what depends on a constant too small for fp16, such as an epsilon, is held against the same program with "
-          "2^-24 in its place")
+RAISED = ("results that depend on a constant too small for fp16, such as an epsilon, are compared with the same "
+          "program with 2^-24 in its place")
 MOVED = ("a change that a rewrite declares for one op was propagated by running: results may move twice as far as in "
-         "the same program with that op so changed")
-ROUNDED = ("the rounding of what a rewrite replaced was propagated by running: at float16, results may move twice as "
-           "far as in the same program with that op's result one unit in the last place off")
-NOT_JUDGED = "not judged at float16 on extreme values, as what it is made of only rounds"
+         "the same program with that op changed")
+ROUNDED = ("the rounding of a replaced op was propagated by running: at float16, results may move twice as far as in "
+           "the same program with that op's result changed by one unit in the last place")
+NOT_JUDGED = "not judged at float16 on extreme values, as it is computed from ops whose rewrites only round"
 STATE = "state "
 
 
-def departing(
+def make_departures(
     program: Program, changes: Sequence[Change], trial: int | None = None, stored: bool = False
 ) -> Callable[[str], Departure | None]:
-    """Return a function that makes the departure of a function of `program` at the ops that `changes` name.
+    """Return a function that makes the departure for a function of `program`, at the ops that `changes` lists.
 
     The departure is None if there are no such ops.
     """
-    def depart(function: str) -> Departure | None:
-        found = _found(program, function, changes)
+    def make_departure(function: str) -> Departure | None:
+        found = _find_changed_ops(program, function, changes)
         return Departure(found, trial, stored) if found else None
 
-    return depart
+    return make_departure
 
 
-def _found(program: Program, function: str, changes: Sequence[Change]) -> dict[Operation, Change]:
+def _find_changed_ops(program: Program, function: str, changes: Sequence[Change]) -> dict[Operation, Change]:
     known = {(change.op_type, change.value): change for change in changes if change.function == function}
     places = ((op, known.get((str(op.op_type), op.outputs[0].name)))
               for op in iterate_nested_ops(program.functions[function]) if op.outputs)
@@ -55,21 +57,21 @@ def _found(program: Program, function: str, changes: Sequence[Change]) -> dict[O
 
 
 def largest_moves(program: Program, run: Run, changes: Sequence[Change], stored: bool = False) -> bool:
-    """Measure how far each element of the outputs of `run` moves at float64 when results of ops move as declared.
+    """Measure the movement of each element of the outputs of `run` at float64 if results of ops move as declared.
 
-    The result is stored in `run.moved`; with `stored`, in `run.moved_stored`, and results move by their rounding to the
-    stored dtypes at least. Returns whether any element moves.
+    The result is stored in `run.moved`. With `stored`, it is stored in `run.moved_stored`, and results move at least by
+    their rounding to the stored dtypes. Returns whether any element moves.
     """
     moving = [change for change in changes if change.moves or (change.reach < math.inf and not stored)]
-    if not _found(program, run.plan.function, moving):
+    if not _find_changed_ops(program, run.plan.function, moving):
         return False
     base, *trials = (
         execute_plans(program, [run.plan], ("float64",), lambda text: None,
-                      depart=departing(program, changes, trial, stored))
+                      depart=make_departures(program, changes, trial, stored))
         for trial in (None, *range(TRIALS)))
     outputs = [each.runs[0].results.get("float64", {}) for each in trials]
     moved = {
-        name: np.max([_gap(value, other.get(name)) for other in outputs], axis=0)
+        name: np.max([_compute_distance(value, other.get(name)) for other in outputs], axis=0)
         for name, value in base.runs[0].results.get("float64", {}).items() if value.dtype.kind in "fiub"}
     if stored:
         run.moved_stored = moved
@@ -81,10 +83,11 @@ def largest_moves(program: Program, run: Run, changes: Sequence[Change], stored:
 def made_of_roundings(program: Program, run: Run, changes: Sequence[Change]) -> frozenset[str]:
     """Return the outputs and states that are computed from ops whose rewrites only round.
 
-    At float16, extreme values do not test those, as partial results may overflow that the original op does not have.
+    At float16, extreme values cannot test these outputs, because partial results of the rewrite, which the original op
+    does not have, may overflow.
     """
     function = run.plan.function
-    rounding = _found(program, function, [change for change in changes if change.rounds])
+    rounding = _find_changed_ops(program, function, [change for change in changes if change.rounds])
     return _made_of(program, run, {var for op in rounding for var in op.outputs})
 
 
@@ -94,12 +97,12 @@ def made_of_nan(program: Program, run: Run) -> frozenset[str]:
 
     found: set[Var] = set()
 
-    def look(op: Operation, var: Var, value: Any) -> None:
+    def record_nan(op: Operation, var: Var, value: Any) -> None:
         if hasattr(value, "numpy") and value.is_floating_point() and bool(value.isnan().any()):
             found.add(var)
 
     for precision in run.results:
-        Runtime(program, function=run.plan.function, precision=precision, observer=look)(
+        Runtime(program, function=run.plan.function, precision=precision, observer=record_nan)(
             run.plan.feeds, copy_state(run.plan))
     return _made_of(program, run, found)
 
@@ -109,16 +112,16 @@ def _made_of(program: Program, run: Run, found: set[Var]) -> frozenset[str]:
     function = run.plan.function
     values = FunctionValues(function, program.functions[function])
 
-    def names(name: str) -> tuple[list[str], list[str]]:
+    def split_name(name: str) -> tuple[list[str], list[str]]:
         state = name.removeprefix(STATE)
         return ([], [state]) if state != name else ([name.removesuffix(" labels")], [])
 
     outputs = run.results.get("float64", {}) if found else {}
-    return frozenset(name for name in outputs if found & find_ancestors(values, *names(name)))
+    return frozenset(name for name in outputs if found & find_ancestors(values, *split_name(name)))
 
 
-def _gap(value: Array, other: Array | None) -> Array:
-    """Return the distance of two results; infinite where a finite number became NaN or infinite."""
+def _compute_distance(value: Array, other: Array | None) -> Array:
+    """Return the distance of each element of two results; infinite if a finite number became NaN or infinite."""
     if other is None or other.shape != value.shape:
         return np.zeros(value.shape)
     one, two = value.astype(np.float64), other.astype(np.float64)

@@ -1,4 +1,4 @@
-"""Measurement of the ranges of a program's values in runs with the user's feeds: rules decide by them."""
+"""Measurement of the ranges of a program's values in runs with the user's feeds; rules use them for decisions."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Progress = Callable[[str], None]
 
 
 def measure_ranges(program: Program, made: Sequence[Plan], progress: Progress = lambda text: None) -> MeasuredRanges:
-    """Measure the range of every numeric value over the runs `made`, at float32, inputs included.
+    """Measure the range of every numeric value, including inputs, over the runs `made` at float32.
 
-    The result also computes the error of another program's outputs in these runs. Feeds that the user did not supply
-    and the program cannot run on (an unsupported size) are left out, unless all are. Raises InputError for feeds that
-    do not fit and NotSupported for an op that the runtime lacks.
+    The result can also compute the error of another program's outputs in these runs. Random feeds that the program
+    cannot run (of an unsupported size) are omitted, unless no feeds remain. Raises InputError for user-supplied feeds
+    that do not fit, and NotSupported for an op that the runtime does not support.
     """
     found: dict[Var, Range] = {}
     runs: list[tuple[Plan, Results]] = []
@@ -49,14 +49,15 @@ def _measure_run(program: Program, plan: Plan) -> tuple[dict[Var, Range], Result
     found: dict[Var, Range] = {}
     sums: dict[Operation, float] = {}
 
-    def sum_seen(op: Operation, bound: float) -> None:
+    def record_sum(op: Operation, bound: float) -> None:
         sums[op] = max(sums.get(op, 0.0), bound)
 
-    def seen(op: Operation, var: Var, value: Any) -> None:
+    def record_value(op: Operation, var: Var, value: Any) -> None:
         if hasattr(value, "numpy"):
             found[var] = _join_ranges(found.get(var), _compute_range(value.numpy(), sums.get(op)))
 
-    runtime = Runtime(program, function=plan.function, precision="float32", observer=seen, partial_sums=sum_seen)
+    runtime = Runtime(program, function=plan.function, precision="float32", observer=record_value,
+                      partial_sums=record_sum)
     for name, var in program.functions[plan.function].inputs.items():
         if name in plan.feeds:
             found[var] = _compute_range(np.asarray(plan.feeds[name]), None)

@@ -1,4 +1,4 @@
-"""Trace of the values of one run, op by op, with the first that overflows fp16."""
+"""Trace of the values of one run, op by op, with the first op that overflows fp16."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ __all__ = ["MIN_FP16_OVERFLOW", "Trace", "TraceCollector", "TraceRow", "trace_fu
 Array = np.ndarray[Any, Any]
 
 MIN_FP16_OVERFLOW = 65520.0
-"Magnitude from which a number rounds to infinity in fp16: the largest finite one, 65504, plus half a step."
+"Smallest magnitude that rounds to infinity in fp16: the largest finite number, 65504, plus half a step."
 _MAX_FP16_UNDERFLOW = 2.0**-25
-"Magnitude up to which a number rounds to zero in fp16: half the smallest nonzero one, 2**-24."
+"Largest magnitude that rounds to zero in fp16: half of the smallest nonzero number, 2**-24."
 
 
 @dataclass
 class TraceRow:
-    """All results of one op's output in a run, `runs` of them (more than one in a loop).
+    """Statistics of one output of an op over its `runs` executions (more than one in a loop).
 
-    `minimum` and `maximum` are over the finite elements (None when there are none); the other fields count elements
-    over all runs. In a float32 or float64 run `overflow` are finite elements that would be infinite as fp16 (magnitude
-    of 65520 or more), `underflow` nonzero ones that would be zero; in a float16 run overflowed elements are infinite,
-    and both are 0. `starts` marks a value that is beyond fp16 (infinite, or `overflow`) although its operands are not.
+    `minimum` and `maximum` are those of the finite elements (None without finite elements). The other fields count
+    elements over all executions. In a float32 or float64 run, `overflow` counts finite elements that would be infinite
+    as fp16 (magnitude of 65520 or more), and `underflow` nonzero elements that would be zero. In a float16 run both are
+    0, because overflowed elements are infinite. `starts` marks a value that is beyond fp16 (infinite, or `overflow`)
+    although its operands are not.
     """
 
     value: str
@@ -99,7 +100,7 @@ class TraceCollector:
     def __init__(self, limit: float) -> None:
         self.rows: dict[Var, TraceRow] = {}
         self.first: Operation | None = None
-        self._limit = np.float64(limit)  # not a Python number, which would be rounded to fp16 beside an fp16 array
+        self._limit = np.float64(limit)  # numpy would round a Python number to fp16 in a comparison with an fp16 array
         self._beyond: dict[Var, bool] = {}
 
     def start(self, values: FunctionValues, given: Mapping[str, Any]) -> None:
@@ -111,18 +112,21 @@ class TraceCollector:
         if row is None:
             row = self.rows[var] = TraceRow(var.name, op.op_type, format_type(var), self._values.place(op))
         row.runs += 1
-        if not hasattr(value, "numpy"):  # a list or a text
+        if not hasattr(value, "numpy"):  # a list or a string
             return
-        beyond = self._note(row, value.numpy())
+        beyond = self._record_result(row, value.numpy())
         if beyond and not any(
             self._is_operand_beyond(each) for operand in _list_operands(op) for each in self._values.sources(operand)
         ):
             row.starts = True
             self.first = self.first or op
-        self._beyond[var] = beyond  # only now: in a loop the op may have read its own last result
+        self._beyond[var] = beyond  # set last: in a loop the op may have read its own previous result
 
     def _is_operand_beyond(self, var: Var) -> bool:
-        """Return whether an operand is beyond fp16; a constant is read here, so only those of an op that overflows."""
+        """Return whether an operand is beyond fp16.
+
+        A constant is read for this, so call it only if the op overflows.
+        """
         if var not in self._beyond:
             self._beyond[var] = is_constant(var) and self._is_beyond(var.val)
         return self._beyond[var]
@@ -131,7 +135,7 @@ class TraceCollector:
         array = np.asarray(value)
         return array.dtype.kind == "f" and bool(np.any(np.abs(array) >= self._limit))
 
-    def _note(self, row: TraceRow, array: Array) -> bool:
+    def _record_result(self, row: TraceRow, array: Array) -> bool:
         """Add one result to its row; return whether it is beyond fp16."""
         row.shape = tuple(array.shape)
         row.elements += array.size

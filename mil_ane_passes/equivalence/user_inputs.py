@@ -22,10 +22,10 @@ Interval = tuple[float, float]
 Feeds = Mapping[str, Array] | Iterable[Mapping[str, Array]]
 "One sample or several, each a mapping from input name to array."
 Ranges = Mapping[str, Sequence[float]]
-"The lowest and the highest value of inputs, by name."
+"The lowest and the highest value of each input, by name."
 
 _RANDOM_SAMPLES = 4
-"Random draws within ranges besides both ends: half of them from the interval, half of them from its ends only."
+"Random draws within ranges, in addition to both ends: two from the entire interval, and two from its ends only."
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,10 @@ class UserInputs:
         return bool(self.feeds or self.ranges)
 
     def plans(self, program: Program, describe: Callable[[str], Any]) -> list[Plan]:
-        """Make one run for each sample, and for each function and shape to try runs that span the ranges.
+        """Make one run for each sample, and runs over the ranges for each function and shape to test.
 
-        Raises InputError for feeds that do not fit the function, and for ranges of inputs that no function has or of
-        numbers that an input's dtype cannot hold.
+        Raises InputError for feeds that do not fit the function, and for ranges of unknown inputs or of numbers that an
+        input's dtype cannot represent.
         """
         made: list[Plan] = []
         for number, sample in enumerate(self.feeds, 1):
@@ -66,12 +66,12 @@ class UserInputs:
             made += [Plan(plan.function, label, plan.feeds, plan.state, asked=True)
                      for plan in build_plans(program, 1, describe, sample)]
         if self.ranges:
-            self._check(program)
+            self._check_ranges(program)
             for name, function in program.functions.items():
                 made += self._iterate_range_plans(name, function, describe(name))
         return made
 
-    def _check(self, program: Program) -> None:
+    def _check_ranges(self, program: Program) -> None:
         known = list(dict.fromkeys(name for function in program.functions.values() for name in function.inputs))
         for name in self.ranges:
             if name not in known:
@@ -99,9 +99,9 @@ class UserInputs:
 
 
 def _sample_within(random: np.random.Generator, var: Var, shape: tuple[int, ...], ends: Interval, number: int) -> Array:
-    """Draw number `number`: 0 is the low end everywhere, 1 the high end everywhere.
+    """Make draw `number`: all elements at the low end (0), all at the high end (1), then random elements.
 
-    Further draws alternate between uniform numbers in between and a mix of both ends.
+    Random draws alternate between uniform numbers from the interval and a mix of both ends.
     """
     low, high = ends
     dtype = get_numpy_dtype(var)
@@ -121,7 +121,7 @@ def _to_samples(feeds: Any) -> tuple[Any, ...]:
 
 
 def _check_representable(name: str, ends: Interval, var: Var) -> None:
-    """Raise InputError if the input `var` cannot hold the interval `ends`."""
+    """Raise InputError if the dtype of the input `var` cannot represent the interval `ends`."""
     low, high = ends
     dtype, called = get_numpy_dtype(var), types.builtin_to_string(var.dtype)
     entire = dtype.kind != "f"
@@ -130,7 +130,7 @@ def _check_representable(name: str, ends: Interval, var: Var) -> None:
     if low < lowest or high > highest:
         raise InputError(f"ranges: '{name}' is {low:g} to {high:g}; {called} holds {lowest:g} to {highest:g}")
     if entire and math.ceil(low) > math.floor(high):
-        raise InputError(f"ranges: '{name}' is {low:g} to {high:g}; expected a whole number in it for {called}")
+        raise InputError(f"ranges: '{name}' is {low:g} to {high:g}; expected an interval with an integer for {called}")
 
 
 def _parse_interval(name: str, ends: Any) -> Interval:

@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 _STATE_OPS = frozenset({"read_state", "write_state", "coreml_update_state"})
-"Ops whose results depend on when they run, or that have an effect."
+"Ops whose results depend on the time at which they run, or that have side effects."
 
 
 def is_constant(var: Var) -> bool:
@@ -38,30 +38,33 @@ def _is_constant_op(op: Operation) -> bool:
 
 @dataclass(frozen=True)
 class OpMatch:
-    """What an op of the second function has to do with the first function.
+    """The counterpart of an op of the second function in the first function.
 
-    `pairs` are its outputs, each with the value of the first function that it may be equal to. If `is_same`, that is
-    the result of an equal op on the counterparts of `operands`, the computed values that this op reads.
+    `pairs` are the op's outputs, each with its counterpart: the value of the first function to which it may be equal.
+    `operands` are the computed values that the op reads. If `is_same`, the counterparts are the results of an equal op
+    on the counterparts of `operands`.
     """
 
     operands: tuple[Var, ...]
     pairs: tuple[tuple[Var, Var], ...]
     is_same: bool
     counterpart: Operation
-    "The op of the first function that makes the first of these values."
+    "The op of the first function that computes the first counterpart."
 
 
 @dataclass(frozen=True)
 class FunctionMatch:
-    """What two functions have in common: matches of ops of the second, and its inputs that are stored alike in the
-    first, each with that of the first."""
+    """The matches of the ops and inputs of the second function in the first function.
+
+    `inputs` maps an input to the input of the first function with the same name and type.
+    """
 
     ops: Mapping[Operation, OpMatch]
     inputs: Mapping[Var, Var]
 
 
 class FunctionValues:
-    """The values that a function computes, nested blocks included, by place and name."""
+    """The values that a function computes, including nested blocks, by block and name."""
 
     def __init__(self, name: str, function: Function) -> None:
         self.function = function
@@ -73,7 +76,7 @@ class FunctionValues:
         for op in iterate_ops_inside_out(function):
             self.order[op] = len(self.order)
         self.carried: dict[Var, list[Var]] = {}
-        "For each loop variable of a block: the value it starts with and the one of the next iteration."
+        "For each loop variable of a block: its initial value, and its value for the next iteration."
         for op in (op for op in self.order if op.op_type == "while_loop"):
             for block in op.blocks:
                 self.carried.update(zip(block.inputs, map(list, zip(op.loop_vars, op.blocks[1].outputs))))
@@ -85,9 +88,7 @@ class FunctionValues:
         return self.blocks[op.enclosing_block]
 
     def sources(self, var: Var) -> list[Var]:
-        """Follow a loop variable back to values that are fed, stored or computed.
-
-        For other values return `var` alone.
+        """Follow a loop variable back to values that are fed, stored or computed; for another value, return it alone.
         """
         found: list[Var] = []
         pending, seen = [var], {var}
@@ -103,7 +104,7 @@ class FunctionValues:
         return found
 
     def named(self, name: str) -> list[Var]:
-        """Return all values of that name, in whichever block they are computed."""
+        """Return all values of that name, in any block."""
         return self._named.get(name, [])
 
 
@@ -112,7 +113,8 @@ def find_counterparts(
 ) -> dict[Var, list[Var]]:
     """Map values of `after` to their counterparts in `before`.
 
-    These are the value of the same name in the same place, and those that `mapping` (name before -> name after) names.
+    The counterparts are values of the same name in the same block, and the values that `mapping` (name before -> name
+    after) lists.
     """
     pairs: dict[Var, list[Var]] = {}
     for key, var in after.computed.items():
@@ -127,15 +129,16 @@ def find_counterparts(
 def match_functions(before: FunctionValues, after: FunctionValues, mapping: Mapping[str, str]) -> FunctionMatch:
     """Match the inputs and ops of the function `after`, without those of nested blocks, with values of `before`.
 
-    Inputs are alike that have the same name and type. An op is the same as one of `before` if it is of its type and
-    reads equal constants and the counterparts of its operands. The result of any other op may be equal to the value of
-    the same name, or that which `mapping` (name before -> name after) names; ops behind it are matched as if it were.
+    Inputs match if they have the same name and type. An op is the same as an op of `before` if it has the same type and
+    equal constants, and reads the counterparts of that op's operands. The counterpart of the result of any other op is
+    the value of the same name, or the one that `mapping` (name before -> name after) lists; downstream ops are matched
+    as if the two were equal.
     """
     numbering = ValueNumbering()
     first: dict[int, Var] = {}
     numbering.number_inputs(before.function)
     for op in before.function.operations:
-        _number(numbering, op)
+        _number_op(numbering, op)
         if not _is_constant_op(op):
             first.update((numbering.numbers[var], var) for var in op.outputs if numbering.numbers[var] not in first)
     numbering.number_inputs(after.function)
@@ -145,7 +148,7 @@ def match_functions(before: FunctionValues, after: FunctionValues, mapping: Mapp
     named, inner = find_counterparts(before, after, mapping), set(before.function.operations)
     found: dict[Operation, OpMatch] = {}
     for op in after.function.operations:
-        _number(numbering, op)
+        _number_op(numbering, op)
         if _is_constant_op(op):
             continue
         numbers = [numbering.numbers[var] for var in op.outputs]
@@ -160,7 +163,7 @@ def match_functions(before: FunctionValues, after: FunctionValues, mapping: Mapp
     return FunctionMatch(found, inputs)
 
 
-def _number(numbering: ValueNumbering, op: Operation) -> None:
+def _number_op(numbering: ValueNumbering, op: Operation) -> None:
     if op.op_type in _STATE_OPS or any(inner.op_type in _STATE_OPS for block in op.blocks
                                        for inner in iterate_nested_ops(block)):
         numbering.assign_new_numbers(op)
@@ -169,7 +172,7 @@ def _number(numbering: ValueNumbering, op: Operation) -> None:
 
 
 def list_operands(op: Operation, function: Function) -> tuple[Var, ...]:
-    """List the values of `function` that an op reads, also inside its blocks, without constants."""
+    """List the computed values of `function` that an op reads, also inside its blocks."""
     read = [*get_flat_inputs(op)]
     for block in op.blocks:
         read += block.outputs
@@ -188,7 +191,7 @@ def find_state_updates(values: FunctionValues, state: str) -> list[Operation]:
 
 
 def find_ancestors(values: FunctionValues, outputs: Collection[str], states: Iterable[str]) -> set[Var]:
-    """Return all values that one of the named outputs, or the final value of one of the states, depends on."""
+    """Return all values on which one of the named outputs, or the final value of one of the states, depends."""
     reached: set[Var] = set()
     pending = [var for var in values.function.outputs if var.name in outputs]
     for state in states:
@@ -200,7 +203,7 @@ def find_ancestors(values: FunctionValues, outputs: Collection[str], states: Ite
         reached.add(var)
         if var.op is None:
             if var in values.function.inputs.values():
-                pending += _find_state_sources(values, var.name)  # only states are ever written
+                pending += _find_state_sources(values, var.name)  # only inputs that are states have updates
             continue
         pending += get_flat_inputs(var.op)
         pending += [out for block in var.op.blocks for out in block.outputs]
@@ -208,7 +211,7 @@ def find_ancestors(values: FunctionValues, outputs: Collection[str], states: Ite
 
 
 def _find_state_sources(values: FunctionValues, state: str) -> list[Var]:
-    """Return the values that the updates of a state depend on: those written, and conditions of enclosing blocks."""
+    """Return the values on which the updates of a state depend: written values, and conditions of enclosing blocks."""
     found: list[Var] = []
     for op in find_state_updates(values, state):
         found += [*get_flat_inputs(op), *op.outputs]

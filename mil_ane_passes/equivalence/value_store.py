@@ -1,4 +1,4 @@
-"""Temporary storage of many arrays: in memory up to a limit, beyond it in temporary files."""
+"""Temporary storage of many arrays: in memory up to a limit, then in temporary files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["MAX_BYTES_IN_MEMORY", "ValueStore"]
 Array = np.ndarray[Any, Any]
 
 MAX_BYTES_IN_MEMORY = 1 << 28
-"The most bytes of values that are kept in memory; the rest goes to files."
+"Most bytes of values that are kept in memory (256 MB, which any machine has); the others go to files."
 
 
 class ValueStore:
@@ -45,7 +45,7 @@ class ValueStore:
         self._files[key] = path
 
     def get(self, key: Hashable) -> Array | None:
-        """Return the array, or None when there is none under `key`."""
+        """Return the array stored under `key`, or None."""
         if key in self._files:
             return np.asarray(np.load(self._files[key], allow_pickle=False))
         return self._held.get(key)

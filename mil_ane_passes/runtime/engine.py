@@ -58,7 +58,7 @@ class Call:
     cells: Mapping[str, StateCell]
     arguments: Iterator[Any]
     joined: int = 1
-    "The number of runs that are made as one."
+    "The number of runs in the batch."
 
 
 class Runtime:
@@ -151,9 +151,9 @@ class Runtime:
 
     @synchronized
     def start_joined_call(self, feeds: Sequence[Mapping[str, Any]]) -> Call:
-        """Prepare runs on each of `feeds` as one call, of a function for which `can_join_runs` holds.
+        """Prepare runs on all of `feeds` as one batch, for a function that satisfies `can_join_runs`.
 
-        Its results have the rows of all runs along axis 0. Raises InputError as a call does.
+        Results contain the rows of all runs along axis 0. Raises InputError as a call does.
         """
         checked = [self._check_inputs(each, {})[0] for each in feeds]
         machine = self._make_interpreter(len(feeds))

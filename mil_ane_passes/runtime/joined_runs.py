@@ -1,8 +1,8 @@
-"""Runs of a function that are made as one, on their inputs concatenated along axis 0.
+"""Batches of runs: several runs of a function as one, on inputs concatenated along axis 0.
 
-A function qualifies if each row of its outputs follows from the same row of its inputs: all of them have the same
-static number of rows, and every op treats rows alike. Kernels read sizes from their operands, so that of the parameters
-only the shape of a `reshape` has to be adapted.
+A function qualifies if each row of its outputs depends only on the same row of its inputs: inputs and outputs have the
+same static number of rows, and no op mixes rows. Kernels read sizes from their operands, so the shape of a `reshape` is
+the only parameter to adapt.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _BY_ROW = frozenset({
 
 
 class JoinedShapes(Quirk):
-    """Multiplies the rows that a `reshape` makes, for `count` runs made as one."""
+    """Multiplies axis 0 of the shape of a `reshape` by `count`, the number of runs in the batch."""
 
     name = "joined shapes"
     source = ""
@@ -70,7 +70,7 @@ class _JoinedInputs:
 
 
 def can_join_runs(function: Function) -> bool:
-    """Return whether runs of `function` can be made as one; False where an op has no rule."""
+    """Return whether runs of `function` can form a batch; False if an op has no rule."""
     inputs = [*function.inputs.values()]
     counts = {_count_rows(var) for var in (*inputs, *function.outputs)}
     if len(counts) != 1 or None in counts or not inputs:
@@ -91,7 +91,7 @@ def can_join_runs(function: Function) -> bool:
 
 
 def _count_rows(var: Var) -> int | None:
-    """Return the size of axis 0 of a tensor; None where it has none or is dynamic, and for other types."""
+    """Return the size of axis 0; None for scalars, dynamic sizes and other types."""
     kind = get_type_info(var)
     if not kind.is_tensor:
         return None
@@ -100,7 +100,7 @@ def _count_rows(var: Var) -> int | None:
 
 
 def _treats_rows_alike(op: Operation, computed: set[Var]) -> bool:
-    """Return whether rows of the results follow from the same rows of the `computed` operands."""
+    """Return whether each row of the results depends only on the same row of the `computed` operands."""
     if op.op_type in _ELEMENTWISE:
         return _broadcasts_alike(op, computed)
     if op.op_type in _BY_ROW:
@@ -129,7 +129,7 @@ def _broadcasts_alike(op: Operation, computed: set[Var]) -> bool:
 
 
 def _get_axes(op: Operation, name: str, rank: int) -> set[int]:
-    """Return the axes of a constant parameter, all where it is missing."""
+    """Return the axes of a constant parameter; all axes if it is missing."""
     value = get_const_value(op.inputs.get(name))
     if value is None:
         return set(range(rank))

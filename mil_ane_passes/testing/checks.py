@@ -346,7 +346,7 @@ def _assert_equivalent(before: Program, after: Program, example: Example, promis
         _PrecisionRuntimes(before, finite_constants=True),
     )
     for label, drawn in _iterate_feeds(before, example):
-        feeds = across.round(drawn)
+        feeds = across.round_to_narrower(drawn)
         old, new = runs_before(feeds), runs_after(feeds)
         if promised.fixes_nonfinite:
             old = fill_undefined(old, runs_limit(feeds), new)

@@ -172,7 +172,7 @@ def test_integers_have_no_room_in_fp16(saved):
 
 
 @pytest.mark.parametrize("ranges, said", [
-    ({"ids": (0.2, 0.8)}, "'ids' is 0.2 to 0.8; expected a whole number in it for int32"),
+    ({"ids": (0.2, 0.8)}, "'ids' is 0.2 to 0.8; expected an interval with an integer for int32"),
     ({"ids": (0, 1e12)}, r"'ids' is 0 to 1e\+12; int32 holds -2.14748e\+09 to 2.14748e\+09"),
     ([1], "ranges: found a list"),
 ])

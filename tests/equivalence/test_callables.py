@@ -329,7 +329,7 @@ def test_a_shape_the_program_does_not_take_is_left_out():
     report = ane.verify(with_free, lambda x: x.reshape(4, 4))
     assert report.equal and len(report.cases) == 2
     (note,) = report.notes
-    assert "longer shapes: the program cannot be run, so not compared" in note and note in str(report)
+    assert "longer shapes: not compared, as the program cannot be run" in note and note in str(report)
 
 
 class Remembers(torch.nn.Module):
@@ -358,7 +358,7 @@ def test_buffers_are_the_states_and_are_left_as_they_were():
 def test_a_state_without_a_buffer_is_not_compared_and_that_is_said():
     report = ane.verify(Remembers("other").eval(), stateful())
     assert report.equal and [output.output for output in report.cases[0].outputs] == ["y"]
-    assert report.notes == ["state 'memory' started as zeros, and what is left in it was not compared: the callable "
+    assert report.notes == ["state 'memory' started as zeros, and its final value was not compared: the callable "
                             "has no buffer of that name"]
 
 
@@ -389,7 +389,7 @@ def test_outputs_without_a_finite_number_prove_nothing(value, limits):
     for sides in ((made, lambda x: np.full((1, 4), value)), (lambda x: np.full((1, 4), value), made)):
         report = ane.verify(*sides, **limits)
         assert report.status == "not verified"
-        assert "nothing of it was compared; give feeds=" in report.reason
+        assert "it was not compared; give feeds=" in report.reason
 
 
 @pytest.mark.parametrize("limits", [{}, {"atol": 1e-3}])

@@ -59,7 +59,7 @@ def verdict(built, seeds=3):
 def test_a_branch_that_no_draw_entered_is_not_proved():
     report = verdict(lambda: conditional(total_above(1e6)))
     assert report.status == "not verified"
-    assert report.reason == ("what was run never entered main > block 0 of cond 'y', in which the programs differ")
+    assert report.reason == ("no run entered main > block 0 of cond 'y', in which the programs differ")
 
 
 def test_a_branch_that_a_draw_entered_is_judged():
@@ -159,7 +159,7 @@ def half_undefined(factor):
 def test_elements_that_are_nan_in_all_runs_are_in_the_notes():
     report = ane.verify(half_undefined(1), half_undefined(2))
     assert report.equal
-    assert ("4 of 8 elements were NaN in all runs of the output 'y' of function 'main': of those nothing was compared"
+    assert ("4 of 8 elements were NaN in all runs of the output 'y' of function 'main' and not compared"
             in report.notes)
     assert not ane.verify(half_undefined(1), half_undefined(1)).notes
 
@@ -187,7 +187,7 @@ def test_a_declared_shape_that_the_model_does_not_take_is_left_out_and_said(tmp_
     report = ane.rewrite(path, tmp_path / "out.mlpackage")
     assert report.status == "written" and report.verify.equal_bits
     (note,) = set(report.verify.notes)
-    assert note.startswith("main, seed 1, smallest shapes: cannot be run before either, so not compared (")
+    assert note.startswith("main, seed 1, smallest shapes: not compared, as the program before cannot be run (")
     assert note in str(report)
 
 
@@ -198,13 +198,13 @@ def test_a_shape_that_only_the_program_before_takes_is_a_difference():
         constant_val=np.float16(0)), begin=[0, 0, 0], end=[1, 4, 0], end_mask=[False, False, True]), name="y"),
         x=(1, 4, None))
     report = compare_programs(before, after)
-    assert report.status == "different" and "the program after cannot run" in str(report)
+    assert report.status == "different" and "the program after cannot be run" in str(report)
 
 
 def test_where_nothing_can_be_run_nothing_is_proved():
     built = build_program(lambda x: mb.conv(x=x, weight=make_weight(4, 4, 99), name="y"), x=(1, 4, None))
     report = compare_programs(built, built)
-    assert report.status == "not verified" and report.reason.startswith("no feeds that were drawn can be run: ")
+    assert report.status == "not verified" and report.reason.startswith("none of the sampled feeds can be run: ")
 
 
 @pytest.mark.parametrize("upper", [4096, 3_000_000])
@@ -239,6 +239,6 @@ def test_a_function_that_the_given_feeds_do_not_reach_is_not_proved():
     feeds = {"x": np.ones(3, np.float16)}
     report = ane.verify(two_functions(1.0), two_functions(2.0), feeds=feeds)
     assert (report.status, report.reason) == (
-        "not verified", "what was run never entered plus, in which the programs differ")
+        "not verified", "no run entered plus, in which the programs differ")
     assert ane.verify(two_functions(1.0), two_functions(1.0), feeds=feeds).equal
     assert ane.verify(two_functions(1.0), two_functions(2.0)).status == "different"

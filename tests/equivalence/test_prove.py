@@ -49,7 +49,7 @@ def test_a_program_equals_itself_bit_for_bit():
     assert report.equal and report.equal_bits and report.status == "equal"
     assert str(report) == ("equal in 6 runs at float64, bit for bit\n"
                            "  sampled: normal draws, wide range, NaN and infinities, ties\n"
-                           "  float64: 6 of 6 ops at float32, on which nothing that differs has an effect")
+                           "  float64: 6 of 6 ops at float32, independent of the differences")
 
 
 @pytest.mark.parametrize("precision", ["float64", "float32", "float16"])
@@ -254,7 +254,7 @@ def test_progress_names_each_run():
     assert said == runs
     compare_programs(convolved(), convolved(2.0), seeds=1, progress=said.append)
     again = [f"run {number} of 3: main, {label}, float64" for number, label in enumerate(labels[:3], 1)]
-    assert said == [*runs, *runs, *again, "looking for the first difference"]
+    assert said == [*runs, *runs, *again, "searching for the first difference"]
 
 
 @pytest.mark.parametrize(("seconds", "left"), [(0.4, ""), (1.0, " (about 10 s left)"), (45.0, " (about 8 min left)")])
@@ -304,7 +304,7 @@ def test_ends_of_another_width_are_compared_and_said_to_be_so():
         return build_program(lambda x: mb.add(x=x, y=x, name="y"), dtype=dtype, x=(2, 3))
 
     report = verify(doubled(types.fp32), doubled(types.fp16), widths=True)
-    assert report.equal and report.notes[0].startswith("inputs or outputs hold floats of other widths")
+    assert report.equal and report.notes[0].startswith("inputs or outputs have different float widths")
     assert not verify(doubled(types.fp32), doubled(types.fp32), widths=True).notes
 
 
@@ -406,5 +406,5 @@ def test_a_row_of_a_compressed_table_that_differs_is_read(form, axis):
 
 
 def test_programs_without_functions_are_refused():
-    with pytest.raises(InputError, match="the program has no function; expected one at least"):
+    with pytest.raises(InputError, match="the program has no function; expected at least one"):
         compare_programs(Program(), Program())

@@ -236,4 +236,4 @@ def test_an_output_that_fp16_does_not_hold_is_not_proved():
     built = build_program(lambda x: mb.mul(x=x, y=np.float32(1e6), name="y"), dtype=types.fp32, x=(2, 3))
     report = ane.rewrite(built, passes="fp16_io")
     assert report.status == "not verified" and report.verify.reason.startswith("output 'y' reaches ")
-    assert report.verify.reason.endswith(", which float16 does not hold")
+    assert report.verify.reason.endswith(", which float16 cannot represent")

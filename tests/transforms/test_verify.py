@@ -84,7 +84,7 @@ def test_a_transform_that_changes_results_is_found(package, tmp_path, monkeypatc
 
 @pytest.mark.parametrize(("op_type", "reason"), [
     ("no_op_of_coremltools", "not verified: the reference runtime has no kernel for: no_op_of_coremltools"),
-    ("gather", "not verified: no feeds that were drawn can be run"),
+    ("gather", "not verified: none of the sampled feeds can be run"),
 ])
 def test_what_cannot_be_compared_is_not_written(tmp_path, capsys, op_type, reason):
     @mb.program(input_specs=[mb.TensorSpec((2, 3))], opset_version=ct.target.iOS17)
