@@ -268,7 +268,8 @@ def test_values_are_freed_when_neither_reads_them(monkeypatch):
     from mil_ane_passes.runtime.memory_limits import LiveValues
 
     held, add = [], LiveValues.add_value
-    monkeypatch.setattr(LiveValues, "add_value", lambda self, key, value: (add(self, key, value), held.append(self.bytes)))
+    monkeypatch.setattr(LiveValues, "add_value",
+                        lambda self, key, value: (add(self, key, value), held.append(self.bytes)))
     run_both(build(mb.relu), build(mb.abs), precisions=("float64",))
     assert 80_000 <= max(held) <= 4 * 80_000
 

@@ -94,7 +94,7 @@ def type_search(driver, words: str) -> None:
 def test_it_says_that_all_is_predicted_and_on_what_that_rests(show, driver):
     show("vocoder")
     seen = run(driver, "return document.querySelector('#summary').innerText")
-    assert "Predicted. Nobody ran this model" in seen and "M4" in seen
+    assert "Predicted. The model was not run" in seen and "M4" in seen
     assert run(driver, "return document.querySelector('#facts').textContent").startswith("Target m4 (M4)")
 
 
@@ -336,7 +336,7 @@ def test_what_a_mac_said_stands_beside_the_prediction(show, driver):
     seen = run(driver, "return document.getElementById('measured').innerText")
     assert seen.startswith("Measured on M4, macOS 26.1") and "partition:" in seen
     basis = run(driver, "return document.getElementById('basis').textContent")
-    assert "Nobody ran this model" not in basis and "What Core ML said of it on M4, macOS 26.1" in basis
+    assert "The model was not run" not in basis and "What Core ML said of it on M4, macOS 26.1" in basis
     run(driver, "document.querySelector('#measured-ops .item').click()")
     assert "phase" in details(driver) and "on the ANE, supported on the ANE" in details(driver)
 
@@ -413,7 +413,7 @@ def test_ten_thousand_ops_keep_the_document_small(show, driver):
     shown = run(
         driver, "return [...document.querySelectorAll('.segment')].map((one) => one.getAttribute('aria-label'))"
     )
-    assert 80 < len(shown) <= 160 and all("short segments" in label for label in shown)
+    assert 80 < len(shown) <= 160 and all("short partitions" in label for label in shown)
 
 
 def test_everything_one_can_use_has_a_name(show, driver):
@@ -682,7 +682,7 @@ def test_buffers_are_explained_in_words(show, driver):
     buffers = ane.lint(programs.vocoder(), target="m4").buffers
     worst = max(buffers, key=lambda one: one.rows - one.dense)
     words = run(driver, "return document.getElementById('buffers-words').textContent")
-    assert f"is for {worst.value}: a tensor of {'×'.join(map(str, worst.shape))} needs" in words
+    assert f"is for {worst.value}: a tensor of {'×'.join(map(str, worst.shape))} has" in words
 
 
 def test_the_whole_graph_is_moved_as_a_picture(show, driver):

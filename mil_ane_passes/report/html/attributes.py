@@ -1,7 +1,7 @@
 """Attributes of ops, and statistics of their weights, encoded for the page.
 
-Work is bounded, as weights may be of any size: of a large weight blocks of values are read that lie evenly in it, and
-once all weights together reach a limit, the others are described by type and size alone. Both are said beside them.
+The work is limited, because weights may have any size. Of a large weight, only evenly spaced blocks of values are read.
+When all weights together reach a limit, the remaining ones are described only by type and size. The page states both.
 """
 
 from __future__ import annotations
@@ -19,15 +19,18 @@ from ...ir.query import count_stored_bytes, is_compressed, is_const, is_const_or
 __all__ = ["AttributeTable"]
 
 _MAX_SAMPLED = 1 << 16
-"Values of one weight that are read; of a larger one, that many in blocks."
-# Blocks of a sample, evenly spaced from the start to the end of the weight.
+"Most values of one weight that are read: enough for statistics of three digits. A larger weight is sampled in blocks."
+# Number of blocks of a sample, evenly spaced from the start to the end of the weight: channels may differ in scale.
 _BLOCKS = 16
 _MAX_READ = 1 << 23
-"Values of all weights that are read: a tenth of a second."
+"Most values of all weights together that are read, which takes a tenth of a second."
 
 
 class AttributeTable:
-    """The weights of a report, each once; ops refer to them by index. `texts` stores a text and returns its index."""
+    """A table that stores each weight of a report once; ops refer to it by index.
+
+    `texts` stores a text and returns its index.
+    """
 
     def __init__(self, texts: Callable[[object], int]) -> None:
         self.weights: list[dict[str, Any]] = []
@@ -36,7 +39,8 @@ class AttributeTable:
         self._left = _MAX_READ
 
     def encode(self, op: Operation) -> dict[str, list[int]]:
-        """Encode the constant inputs of `op`: small ones as pairs of texts, others as pairs (name, weight)."""
+        """Encode the constant inputs of `op`: small ones as pairs (name, value), others as pairs (name, weight index).
+        """
         attributes: list[int] = []
         weights: list[int] = []
         for name, var in _iterate_inputs(op):
@@ -66,7 +70,7 @@ class AttributeTable:
                 "statistics": found}
 
     def _measure_weight(self, var: Var) -> tuple[dict[str, Any] | None, int]:
-        """Return statistics of a weight and how many values were read for them; 0 for all; None without any."""
+        """Return statistics of a weight (None if it was not read) and the number of sampled values (0 for all)."""
         value = var.val
         if not isinstance(value, np.ndarray) or value.dtype.kind not in "fiu" or not value.size:
             return None, 0
@@ -78,7 +82,7 @@ class AttributeTable:
 
 
 def _iterate_inputs(op: Operation) -> Iterator[tuple[str, Var]]:
-    """Iterate over the inputs with their names; those in a list as `values[0]`."""
+    """Yield the inputs of `op` with their names; an element of a list is called `values[0]`."""
     for name, bound in op.inputs.items():
         if isinstance(bound, (list, tuple)):
             yield from ((f"{name}[{place}]", var) for place, var in enumerate(bound))
@@ -87,7 +91,7 @@ def _iterate_inputs(op: Operation) -> Iterator[tuple[str, Var]]:
 
 
 def sample_evenly(value: np.ndarray[Any, Any], most: int) -> np.ndarray[Any, Any]:
-    """Return all values of a contiguous array if it has at most `most`; else that many, in blocks that lie evenly."""
+    """Return all values of a contiguous array if it has at most `most`; else `most` values in evenly spaced blocks."""
     flat = value.reshape(-1)
     if flat.size <= most:
         return flat
@@ -97,9 +101,9 @@ def sample_evenly(value: np.ndarray[Any, Any], most: int) -> np.ndarray[Any, Any
 
 
 def compute_statistics(values: np.ndarray[Any, Any]) -> dict[str, Any]:
-    """Compute minimum, maximum, mean and standard deviation of the finite values, and the shares of zeros and others.
+    """Compute minimum, maximum, mean and standard deviation of the finite values; None if no value is finite.
 
-    `zeros` and `nonfinite` are shares of all values; the others are None if no value is finite.
+    `zeros` and `nonfinite` are the fractions of all values that are zero, and that are infinite or NaN.
     """
     wide = values.astype(np.float64)
     finite = wide[np.isfinite(wide)]

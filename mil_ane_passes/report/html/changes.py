@@ -1,4 +1,4 @@
-"""Changes that a rewrite made, found by comparing the reports before and after it."""
+"""Changes made by a rewrite, found by comparing the reports before and after it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ __all__ = ["find_changes"]
 
 
 def find_changes(before: LintReport, after: LintReport) -> dict[str, Any]:
-    """Find removed and new ops and findings, as indices into each report, and ops that moved, as pairs of indices.
+    """Find removed and new ops and findings, and ops that moved between ANE and CPU.
 
-    Two ops are the same if function, type and name of the first output are; two findings, if rule and place are.
+    Removed and new ones are indices into their report; moved ops are pairs of indices. Two ops are the same if they
+    have the same function, type and name of the first output. Two findings are the same if they have the same key.
     """
     pairs, gone, new = _match_keys(
         [_build_op_key(row) for row in before.plan.rows], [_build_op_key(row) for row in after.plan.rows]
@@ -33,7 +34,7 @@ def _build_op_key(row: Row) -> tuple[str, str, str]:
 def _match_keys(
     before: Sequence[Hashable], after: Sequence[Hashable],
 ) -> tuple[list[tuple[int, int]], list[int], list[int]]:
-    """Return pairs of indices with the same key, each used once, and the unmatched indices of either side."""
+    """Return pairs of indices with the same key, each index used once, and the unmatched indices of both sides."""
     waiting: dict[Hashable, list[int]] = defaultdict(list)
     for place in reversed(range(len(before))):
         waiting[before[place]].append(place)

@@ -1,4 +1,4 @@
-"""Core ML's measurement on a Mac, encoded for the page beside the prediction."""
+"""Core ML's measurement on a Mac, encoded for the page, which shows it next to the prediction."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["encode_measurement"]
 
 
 def encode_measurement(report: LintReport) -> dict[str, Any] | None:
-    """Encode where it was measured, the summary, and each op; None without a measurement.
+    """Encode the measured system, the summary, and each op; None without a measurement.
 
-    An op has its row's index, the device that Core ML prefers, whether it is supported on the ANE, and its share of the
-    cost.
+    An op is encoded as the index of its row, the device that Core ML prefers, its support on the ANE, and its fraction
+    of the cost.
     """
     if report.measured is None:
         return None

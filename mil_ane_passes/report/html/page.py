@@ -22,8 +22,8 @@ SCRIPTS = ("dom", "model", "theme", "grid", "summary", "step", "strip", "changes
 def build_page(report: LintReport, after: LintReport | None = None) -> str:
     """Build the page for `report`; with `after` (or `report.after`), also for the rewritten model, side by side.
 
-    The page is self-contained: it loads nothing else, and its policy forbids it to. Names and texts of the model are
-    data; none becomes markup.
+    The page is self-contained: it loads nothing else, and its content security policy forbids loading. Names and texts
+    of the model are data and never become markup.
     """
     after = after if after is not None else report.after
     style, script = _read_resource("style.css"), _build_script()
@@ -48,7 +48,7 @@ def _read_resource(name: str) -> str:
 
 
 def _build_script() -> str:
-    """Wrap all files into one strict function, so that nothing in them is global."""
+    """Wrap all files in one function in strict mode, so that their names are not global."""
     parts = "\n".join(_read_resource(f"app/{name}.js") for name in SCRIPTS)
     return f'(() => {{\n"use strict";\n{parts}\n}})();\n'
 
@@ -67,13 +67,13 @@ def _compute_digest(text: str) -> str:
 
 
 def _embed_json(data: dict[str, Any]) -> str:
-    """Encode JSON so that no text can end its element early: ASCII only, without angle brackets and ampersands."""
+    """Encode JSON in ASCII without angle brackets and ampersands, so that no text can end the script element."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _format_lead(report: LintReport) -> str:
-    """Format the summary for readers without scripts."""
+    """Format the summary that is shown without JavaScript."""
     summary = report.summary()
     return (f"{summary['predicted_on_ane']} of {summary['ops']} ops are predicted to run on the ANE of "
             f"{report.target}, in {len(report.plan.segments)} segments; {len(report.findings)} findings. "

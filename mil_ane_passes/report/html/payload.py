@@ -1,4 +1,4 @@
-"""The report as the page reads it: columns instead of records, and each text stored once."""
+"""The report as JSON data of the page: columns instead of records, and each text stored once."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ __all__ = ["build_payload", "describe_cause", "sanitize_text"]
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _MAX_TEXT_LENGTH = 4000
-"The most characters of one text: names in other people's packages may be of any length."
+"Most characters of one text: names in a package may have any length, and would make the page slow."
 _MAX_KINDS = 3
-"The kinds of ops that the sentence about the cause names; more are counted."
+"Most kinds of ops that the sentence about the cause lists, so that it stays readable; the others are counted."
 _INT32, _FP32 = "int32 op", "fp32 op"
 _FP32_CODE = "ANE502"
 "The code of the rule about ops that compute in fp32."
@@ -57,7 +57,7 @@ def build_payload(report: LintReport, after: LintReport | None = None) -> dict[s
 
 
 class _TextTable:
-    """A table that stores each text once; other data refer to it by index."""
+    """A table that stores each text once; other data refer to a text by index."""
 
     def __init__(self) -> None:
         self.found: list[str] = []
@@ -72,7 +72,7 @@ class _TextTable:
 
 
 class _FixTable:
-    """A table that stores each fix once, with the command as the text prints it; findings refer to it by index."""
+    """A table that stores each fix once, with its commands as in the text report; findings refer to a fix by index."""
 
     def __init__(self, report: LintReport) -> None:
         self.found: list[dict[str, Any]] = []
@@ -97,7 +97,10 @@ class _FixTable:
 
 
 def _encode_step(step: NextStep | None) -> dict[str, Any] | None:
-    """Encode the next step as texts, and the pairs before and after as (name, before, after, direction of a gain)."""
+    """Encode the next step: texts, and the predicted changes as (name, before, after, gain).
+
+    The gain is 1 for an improvement, -1 for the opposite, and 0 for no change.
+    """
     if step is None:
         return None
     pairs: list[list[Any]] = []
@@ -124,13 +127,13 @@ def _compare_numbers(less: float, more: float) -> int:
 
 
 def sanitize_text(text: str) -> str:
-    """Return `text` with its length limited and surrogates, which no encoding accepts, replaced."""
+    """Return `text` with its length limited and its surrogates, which cannot be encoded, replaced."""
     cut = text if len(text) <= _MAX_TEXT_LENGTH else f"{text[:_MAX_TEXT_LENGTH]}… ({len(text)} characters)"
     return _SURROGATES.sub("\ufffd", cut)
 
 
 def describe_cause(plan: Plan) -> str:
-    """Say which unsupported ops keep how many ops on the CPU; empty where none is unsupported."""
+    """Describe the unsupported ops and the number of ops that they keep on the CPU; "" without unsupported ops."""
     kinds = Counter(_name_kind(row) for row in plan.rows if row.ane == "no")
     if not kinds:
         return ""
@@ -147,7 +150,7 @@ def describe_cause(plan: Plan) -> str:
 
 
 def _name_kind(row: Row) -> str:
-    """Name an unsupported op by its type; by its dtype where that is what the ANE has no form for."""
+    """Return the type of an unsupported op; if its dtype is the cause, return "int32 op" or "fp32 op" instead."""
     if _FP32_CODE in row.codes:
         return _FP32
     dtypes = {var.dtype for var in row.op.outputs if types.is_tensor(var.sym_type)}
@@ -246,7 +249,7 @@ def _build_columns(
 
 
 def _build_latency_columns(report: LintReport, texts: _TextTable) -> dict[str, list[Any]]:
-    """Build the columns of the estimated run time in microseconds; null, and -1, where an op has none."""
+    """Build the columns of the estimated run time in microseconds and its term; null and -1 for an op without one."""
     known = {(op.function, op.index): op for op in report.latency.ops} if report.latency is not None else {}
     found = [known.get((row.function, row.index)) for row in report.plan.rows]
     return {
@@ -289,13 +292,13 @@ def _find_input_rows(op: Operation, rows: dict[Operation, int]) -> list[int]:
 
 
 def _find_enclosing_row(op: Operation, rows: dict[Operation, int]) -> int:
-    """Return the row index of the op whose block holds `op`; -1 at the top of a function."""
+    """Return the row index of the op whose block contains `op`; -1 in the outermost block of a function."""
     outer = getattr(op.enclosing_block, "outer_op", None)
     return rows.get(outer, -1) if outer is not None else -1
 
 
 def _collect_supporting_evidence(plan: Plan) -> list[dict[str, Any]]:
-    """Collect the sources for support on the ANE, each once, with the op types that it covers."""
+    """Collect the sources for support on the ANE, each once, with the op types that the source covers."""
     found: dict[Any, list[str]] = {}
     for kind in sorted({row.op.op_type for row in plan.rows}):
         for generation in plan.generations:
@@ -332,7 +335,7 @@ def _encode_rule(item: Finding) -> dict[str, Any]:
 
 
 def _round_number(value: Any) -> Any:
-    """Round a float to six significant digits; infinite and NaN become null."""
+    """Round a float to six significant digits; infinity and NaN become None."""
     if isinstance(value, float):
         return float(f"{value:.6g}") if math.isfinite(value) else None
     return value

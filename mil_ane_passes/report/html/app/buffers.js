@@ -1,4 +1,4 @@
-// What tensors take on the ANE beyond what they need.
+// The table of tensors with the memory that padding adds on the ANE.
 
 const buffersView = {
   start() {
@@ -16,7 +16,7 @@ const buffersView = {
         shown: (row) => bytes(list(row)[DENSE]),
       },
       {
-        label: "Rows filled",
+        label: "Rows padded",
         width: "7rem",
         number: true,
         value: (row) => list(row)[ROWS],
@@ -45,7 +45,7 @@ const buffersView = {
       label: "Buffers",
       columns,
       sorted: [columns.length - 2, -1],
-      none: "No tensor of a fixed shape.",
+      none: "No tensor has a fixed shape.",
       select: (row) => this.choose(row),
     });
     when("side", () => this.show());
@@ -55,12 +55,12 @@ const buffersView = {
   show() {
     const { buffers, summary: sums } = current();
     byId("buffers-count").textContent =
-      `${count(buffers.length, "tensor")}: ${bytes(sums.dense_bytes)} needed, ${bytes(sums.padded_bytes)} as buffers`;
+      `${count(buffers.length, "tensor")}: ${bytes(sums.dense_bytes)}, padded ${bytes(sums.padded_bytes)}`;
     byId("buffers-words").textContent = wordsOf(buffers);
     this.grid.show(buffers.map((_, row) => row));
   },
 
-  /** The op that makes the tensor; a function's input has none. */
+  /** Chooses the op that computes the tensor; a function's input has no op. */
   choose(row) {
     const report = current();
     const [inside, value] = report.buffers[row];
@@ -68,20 +68,21 @@ const buffersView = {
       (one) => report.ops.output[one] === value && report.functions[report.functionOf[one]].name === text(inside),
     );
     if (made !== undefined) choose({ kind: "op", row: made }, "buffers");
-    else say(`${text(value)} is made by no op: an input, or a further output of one.`);
+    else say(`${text(value)} has no row in the table of ops: it is an input, or not the first output of its op.`);
   },
 };
 
-/** What filling costs in all, and the tensor with the most of it. */
+/** Describes the total size of the padding, and the tensor with the largest padding. */
 function wordsOf(buffers) {
   const [VALUE, SHAPE, DENSE, ROWS] = [1, 2, 3, 4];
   const filling = (one) => one[ROWS] - one[DENSE];
   const worst = buffers.reduce((most, one) => (!most || filling(one) > filling(most) ? one : most), null);
-  if (!worst || !filling(worst)) return "Here no row has to be filled.";
+  if (!worst || !filling(worst)) return "In this model, no row is padded.";
   const all = buffers.reduce((sum, one) => sum + filling(one), 0);
-  const factor = worst[DENSE] ? `, ${(worst[ROWS] / worst[DENSE]).toFixed(1)} times as much` : "";
+  const factor = worst[DENSE] ? `, ${(worst[ROWS] / worst[DENSE]).toFixed(1)} times its size` : "";
   return (
-    `Here that adds ${bytes(all)}. The most of it, ${bytes(filling(worst))}, is for ${text(worst[VALUE])}: a tensor of ` +
-    `${text(worst[SHAPE])} needs ${bytes(worst[DENSE])} and takes ${bytes(worst[ROWS])}${factor}.`
+    `In this model, padding of rows adds ${bytes(all)}. The largest part, ${bytes(filling(worst))}, is for ` +
+    `${text(worst[VALUE])}: a tensor of ${text(worst[SHAPE])} has ${bytes(worst[DENSE])} and occupies ` +
+    `${bytes(worst[ROWS])}${factor}.`
   );
 }

@@ -1,4 +1,4 @@
-// Before and after a rewrite, side by side: numbers, strips, and what went and came.
+// The model before and after a rewrite, side by side: numbers, strips, and removed, new and moved ops and findings.
 
 const changesView = {
   start() {
@@ -9,7 +9,7 @@ const changesView = {
     const [before, after] = reports;
     byId("changed").replaceChildren(
       this.group(
-        "Findings that are gone",
+        "Fixed findings",
         fixed.map((place) => before.hits[place]),
         (one) => this.finding(one, 0),
       ),
@@ -18,9 +18,9 @@ const changesView = {
         found.map((place) => after.hits[place]),
         (one) => this.finding(one, 1),
       ),
-      this.group("Ops that are gone", gone, (row) => this.op(row, 0)),
+      this.group("Removed ops", gone, (row) => this.op(row, 0)),
       this.group("New ops", made, (row) => this.op(row, 1)),
-      this.group("Ops that moved", moved, ([from, to]) => this.op(to, 1, `${before.place(from)} → ${after.place(to)}`)),
+      this.group("Moved ops", moved, ([from, to]) => this.op(to, 1, `${before.place(from)} → ${after.place(to)}`)),
     );
   },
 
@@ -35,7 +35,7 @@ const changesView = {
     );
   },
 
-  /** Both sides on one scale: what is faster is shorter. */
+  /** Draws both sides on one scale: the faster one is shorter. */
   strip(report, one, place) {
     const total = (of) => of.segments.reduce((sum, segment) => sum + segment[3], 0);
     const longest = Math.max(...reports.flatMap(({ functions }) => functions).map(total));
@@ -50,7 +50,7 @@ const changesView = {
       ["ops", (one) => one.summary.ops, (value) => value.toLocaleString("en"), 0],
       ["predicted on the ANE", share, percent, 1],
       ["segmenter's estimate on the ANE", (one) => one.summary.predicted_time_share, percent, 1],
-      ["segmenter's estimate in all", (one) => one.summary.est_ms, time, -1],
+      ["segmenter's total estimate", (one) => one.summary.est_ms, time, -1],
       ["latency", (one) => one.summary.latency_us, (value) => (value === null ? "–" : time(value / 1000)), -1],
       ["transitions", (one) => one.summary.transitions, (value) => value.toLocaleString("en"), -1],
       ["findings", (one) => one.hits.length, (value) => value.toLocaleString("en"), -1],
@@ -80,7 +80,7 @@ const changesView = {
     return box;
   },
 
-  /** A button that goes to what it shows, on that side. */
+  /** Builds a button that chooses its op or finding on the given side (before or after). */
   item(side, what, ...children) {
     const go = () => {
       showSide(side);

@@ -1,4 +1,4 @@
-// What is known about what is chosen: an op, a finding, or a segment.
+// The panel with the details of the chosen op, finding or partition.
 
 const FIRST = 3;
 
@@ -16,7 +16,7 @@ const details = {
     this.from?.isConnected && this.from.focus();
   },
 
-  /** In a narrow window the panel covers the page, so that it waits to be asked for. */
+  /** Opens the panel. In a narrow window it covers the page, so it is not opened for the initial choice. */
   show(from) {
     const { chosen } = state;
     const panel = byId("details");
@@ -28,7 +28,7 @@ const details = {
           el(
             "p",
             { class: "lone" },
-            "Choose a finding, a segment, or an op: here is why it runs where it runs, on whose evidence, and what would change it.",
+            "Choose a finding, a partition or an op. Its predicted placement, the reason, the evidence and the fixes are shown here.",
           ),
         ]
       : chosen.kind === "segment"
@@ -40,7 +40,7 @@ const details = {
 
   words({ kind, row, finding, ...piece }) {
     const report = current();
-    if (kind === "segment") return `Partition chosen: ${pieceText(piece)}. Details are shown.`;
+    if (kind === "segment") return `Chosen partition: ${pieceText(piece)}. Details are shown.`;
     const about =
       row === null || row === undefined ? text(finding.value) : `${report.title(row)}, ${report.place(row)}`;
     return `${finding ? `${finding.of.code} ${finding.of.slug}, ` : "Op "}${about}. Details are shown.`;
@@ -85,7 +85,7 @@ const details = {
       pairs.push(["Placed", ["on the CPU, as a transition would cost more than it saves"]]);
     if (report.told.has(row)) pairs.push(["Measured", [measuredText(report, row)]]);
     if (report.functions.length > 1) pairs.push(["Function", [named(report.functions[report.functionOf[row]].name)]]);
-    if (report.origin(row)) pairs.push(["Made by", [named(report.origin(row))]]);
+    if (report.origin(row)) pairs.push(["Origin", [named(report.origin(row))]]);
     return this.pairs(pairs);
   },
 
@@ -106,7 +106,7 @@ const details = {
       el("h3", {}, codeLink(rule), ` ${rule.slug}`),
       el("p", { class: "says text" }, text(finding.reason)),
       finding.message >= 0
-        ? el("div", {}, el("h4", {}, "Core ML says"), el("blockquote", {}, text(finding.message)))
+        ? el("div", {}, el("h4", {}, "Message of Core ML"), el("blockquote", {}, text(finding.message)))
         : null,
       ...this.fix(finding.remedy),
       this.pairs([
@@ -115,20 +115,20 @@ const details = {
           ? [
               [
                 "Off the ANE",
-                [finding.sure ? "yes, by this rule" : "not known: between what was measured to pass and to fail"],
+                [finding.sure ? "yes, by this rule" : "unknown: between measured sizes that pass and measured sizes that fail"],
               ],
             ]
           : []),
         ...(finding.near ? [] : [["Severity", [data.severities[finding.severity].title.toLowerCase()]]]),
         ["Confidence", [rule.confidence]],
-        ...(finding.origin >= 0 ? [["Made by", [named(text(finding.origin))]]] : []),
+        ...(finding.origin >= 0 ? [["Origin", [named(text(finding.origin))]]] : []),
       ]),
       this.covered(finding),
       this.evidence("Evidence", finding.evidence || rule.evidence),
     );
   },
 
-  /** A further finding about the same op: its head, and the rest on demand. */
+  /** Builds a folded box for another finding about the same op: its title, and the details on demand. */
   folded(finding) {
     const head = el(
       "summary",
@@ -143,13 +143,13 @@ const details = {
 
   fix(fix) {
     if (!fix) return [];
-    const how = fix.preset === "named" ? "in no preset, runs when named" : `in preset ${fix.preset}`;
+    const how = fix.preset === "named" ? "not in a preset, runs only by name" : `in preset ${fix.preset}`;
     const commands = fix.commands.map((one) => commandBox(one));
     return [
       commands.length ? el("h4", {}, "Fix") : null,
       fix.pass ? el("p", {}, el("code", {}, fix.pass), ` · ${fix.exactness} · ${how}`) : null,
       ...commands,
-      fix.advice ? el("div", {}, el("h4", {}, "What you can do"), el("p", { class: "text" }, fix.advice)) : null,
+      fix.advice ? el("div", {}, el("h4", {}, "Advice"), el("p", { class: "text" }, fix.advice)) : null,
     ];
   },
 
@@ -159,7 +159,7 @@ const details = {
     return el(
       "div",
       {},
-      el("h4", {}, `Stands for ${count(finding.covers.length, "op")}`),
+      el("h4", {}, `Applies to ${count(finding.covers.length, "op")}`),
       this.links(some),
       el(
         "button",
@@ -187,7 +187,7 @@ const details = {
 
   accepted(report, row) {
     const seen = report.accepted.filter((one) => one.types.includes(report.type(row))).map((one) => one.source);
-    return this.evidence("Evidence that it is supported", seen);
+    return this.evidence("Evidence of support on the ANE", seen);
   },
 
   costs(report, row) {
@@ -200,7 +200,7 @@ const details = {
         el("td", {}, of[engine][row] === null ? "unsupported" : time(of[engine][row])),
       ),
     );
-    const guess = report.ops.guess[row] ? ", a guess: no measured row stands for this kind of op" : "";
+    const guess = report.ops.guess[row] ? ", a guess: this kind of op was not measured" : "";
     return el(
       "table",
       { class: "costs" },
@@ -252,10 +252,10 @@ const details = {
       if (found.nonfinite) pairs.push(["Inf or NaN", [percent(100 * found.nonfinite)]]);
     }
     const words = found
-      ? sampled && `From ${sampled.toLocaleString("en")} values in blocks, not from all.`
+      ? sampled && `Computed from a sample of ${sampled.toLocaleString("en")} values.`
       : weight.compressed >= 0
         ? "No statistics: the values are compressed."
-        : "No statistics: not numbers, or beyond what a report reads of all weights.";
+        : "No statistics: the values are not numbers, or the report's limit on read weights was reached.";
     return el("div", { class: "weight" }, this.pairs(pairs), words ? el("p", { class: "facts" }, words) : null);
   },
 
@@ -275,7 +275,7 @@ const details = {
       {},
       from.length ? el("h4", {}, "Reads") : null,
       from.length ? this.links(from.slice(0, 12)) : null,
-      to.length ? el("h4", {}, "Read by") : null,
+      to.length ? el("h4", {}, "Users") : null,
       to.length ? this.links(to.slice(0, 12)) : null,
     );
   },
@@ -301,7 +301,7 @@ const details = {
     );
   },
 
-  // Segments
+  // Partitions
 
   segment(piece) {
     const report = current();
@@ -316,7 +316,7 @@ const details = {
         .map((row) => report.reason(row)),
     );
     const idleOps = staying(report, rows);
-    if (idleOps) reasons.unshift(["Supported on the ANE; a transition costs more than it saves", idleOps]);
+    if (idleOps) reasons.unshift(["Supported on the ANE, but a transition costs more than it saves", idleOps]);
     const why =
       piece.backend === "ane" || !reasons.length
         ? null
@@ -333,9 +333,9 @@ const details = {
             ),
           );
     return [
-      el("div", { class: "title" }, el("h3", {}, badge(piece.backend, short), ` ${long} segment`)),
+      el("div", { class: "title" }, el("h3", {}, badge(piece.backend, short), ` ${long} partition`)),
       this.pairs([
-        ["Ops", [`${count(rows.length, "op")}${piece.segments > 1 ? ` in ${piece.segments} segments` : ""}`]],
+        ["Ops", [`${count(rows.length, "op")}${piece.segments > 1 ? ` in ${piece.segments} partitions` : ""}`]],
         ["Time", [`${time(piece.ms)} estimated, without transitions`]],
         ["Kinds", [kinds.join(", ")]],
       ]),
@@ -352,7 +352,7 @@ const details = {
 
 function measuredText(report, row) {
   const [preferred, takes, cost] = report.told.get(row);
-  const words = [preferred ? `on the ${preferred.toUpperCase()}` : "no device said"];
+  const words = [preferred ? `on the ${preferred.toUpperCase()}` : "device not reported"];
   if (takes !== null) words.push(takes ? "supported on the ANE" : "unsupported on the ANE");
   if (cost !== null) words.push(`${percent(100 * cost)} of the cost`);
   return `${words.join(", ")} (${report.measured.where})`;
@@ -364,7 +364,7 @@ function tally(words) {
   return [...counts].sort((a, b) => b[1] - a[1]);
 }
 
-/** [a, b, c, d] as [[a, b], [c, d]]. */
+/** Converts [a, b, c, d] to [[a, b], [c, d]]. */
 const pairsOf = (flat) =>
   Array.from({ length: flat.length / 2 }, (_, place) => [flat[2 * place], flat[2 * place + 1]]);
 

@@ -1,8 +1,8 @@
-// Small ways to build the page. Texts of the model only ever become text nodes and attributes, never markup.
+// Functions that build elements. Texts of the model become text nodes and attributes, never markup.
 
 const byId = (id) => document.getElementById(id);
 
-/** An element with attributes, listeners (`onclick`) and children; a string child is text. */
+/** Makes an element with attributes, listeners (`onclick`) and children; a string child becomes text. */
 function el(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -18,12 +18,12 @@ const fill = (host, ...children) => host.replaceChildren(...children.filter((chi
 
 const named = (text) => el("span", { class: "name" }, text);
 
-/** What a screen reader is told, without moving the focus. */
+/** Announces `text` to screen readers, without moving the focus. */
 function say(text) {
   byId("said").textContent = text;
 }
 
-/** Has `what` draw itself in the next frame, once, however often it is asked to. */
+/** Requests that `what` draws itself in the next frame; several requests before it are one. */
 function drawSoon(what) {
   if (what.waiting) return;
   what.waiting = true;
@@ -35,20 +35,20 @@ function drawSoon(what) {
 
 const count = (number, one, many = `${one}s`) => `${number.toLocaleString("en")} ${number === 1 ? one : many}`;
 
-/** Rounded down: 100 % is all of it. */
+/** Formats a percentage, rounded down: 100 % appears only for all. */
 const percent = (share) =>
   share === null || share === undefined
     ? "–"
     : `${(Math.floor(share * 10 + 1e-6) / 10).toFixed(share === 100 || share === 0 ? 0 : 1)} %`;
 
-/** A number with three digits that count. */
+/** Formats a number with three significant digits. */
 function digits(value) {
   if (!value) return "0";
   if (value >= 100) return Math.round(value).toLocaleString("en");
   return value.toFixed(Math.max(0, Math.min(6, 2 - Math.floor(Math.log10(value)))));
 }
 
-/** Milliseconds in the unit that fits. */
+/** Formats milliseconds as ms or µs. */
 function time(milliseconds) {
   if (milliseconds === null || milliseconds === undefined) return "–";
   if (milliseconds === 0) return "0 ms";
@@ -62,7 +62,7 @@ function bytes(value) {
   return `${scaled.toFixed(scaled < 10 ? 2 : scaled < 100 ? 1 : 0)} ${["B", "KiB", "MiB", "GiB", "TiB"][power]}`;
 }
 
-/** `items` in steps: the first `step` are there, the others come with a button. `build` makes one list item. */
+/** Builds a list that shows `step` items at first and more with a button. `build` makes one list item. */
 function stepped(items, step, build) {
   const list = el("ul", { class: "list" });
   const more = el("button", { type: "button", class: "quiet more", onclick: () => grow() });
@@ -80,7 +80,7 @@ function stepped(items, step, build) {
   return box;
 }
 
-/** Up, Down, Home and End go through the buttons of `host`; one of them is the Tab stop. */
+/** Lets Up, Down, Home and End move through the buttons of `host`; one of them is the Tab stop. */
 function roving(host, selector, { grow = () => false } = {}) {
   const items = () => [...host.querySelectorAll(selector)];
   const settle = (chosen) =>
@@ -108,7 +108,7 @@ function roving(host, selector, { grow = () => false } = {}) {
   });
 }
 
-/** A command with a button that copies it; where the clipboard may not be used, the command is selected. */
+/** Builds a command with a button that copies it; if the clipboard is not available, the command is selected. */
 function commandBox(words) {
   const shown = el("code", { class: "command", tabindex: 0 }, words);
   const copy = el("button", { type: "button", class: "copy", onclick: () => put() }, "Copy");
@@ -121,9 +121,9 @@ function commandBox(words) {
     getSelection().selectAllChildren(shown);
     let done = false;
     try {
-      done = document.execCommand("copy"); // a page from a file has no other way in some browsers
+      done = document.execCommand("copy"); // some browsers allow only this for a page opened from a file
     } catch {
-      /* it stays selected */
+      /* the command stays selected */
     }
     tellDone(done);
   }

@@ -1,7 +1,7 @@
-// How the graph is drawn: what is in view only, and less of it the further one is away.
+// Drawing of the graph: only the visible part, with less detail at a smaller zoom.
 
-const MANY = 1500; // ops from which a picture is kept
-const MOST_PIXELS = 8e6; // of that picture, which takes 32 MB
+const MANY = 1500; // number of ops from which the graph is cached as a picture: drawing them takes more than a frame
+const MOST_PIXELS = 8e6; // most pixels of this picture, 32 MB: browsers limit the memory of a canvas
 const EDGE = 24;
 
 Object.assign(graph, {
@@ -12,7 +12,7 @@ Object.assign(graph, {
     return [(layer[at] % columns) * BOX.across, y[at]];
   },
 
-  /** The row under a point of the canvas; -1 for none. */
+  /** Returns the row at a point of the canvas; -1 if no op is there. */
   at(x, y) {
     const { view, layout } = this;
     const [wx, wy] = [view.x + x / view.k, view.y + y / view.k];
@@ -42,7 +42,7 @@ Object.assign(graph, {
     this.canvas.dataset.centre = `${Math.round(view.x + size.width / 2 / view.k)},${Math.round(view.y + size.height / 2 / view.k)}`;
   },
 
-  /** Draws what is in view; returns the number of ops. */
+  /** Draws the visible part; returns the number of visible ops. */
   paint() {
     const seen = this.inView();
     this.edges(seen);
@@ -53,7 +53,7 @@ Object.assign(graph, {
     return drawn;
   },
 
-  /** The whole graph as a picture, which is only moved while the zoom stays; null where it has few ops or is too large. */
+  /** Returns the whole graph as a picture, which is reused until the zoom changes; null for few ops or a large picture. */
   picture() {
     const { layout, view, size } = this;
     const [width, height] = [layout.width * view.k + 2 * EDGE, layout.height * view.k + 2 * EDGE];
@@ -78,7 +78,7 @@ Object.assign(graph, {
     return this.kept;
   },
 
-  /** Draws the picture where the view is, on whole pixels, and marks what is chosen. */
+  /** Draws the visible part of the picture, aligned to pixels, and marks the chosen op. */
   lay({ canvas, drawn }) {
     const { pen, view, size, layout } = this;
     const snap = (value) => Math.round(value * size.dense) / size.dense;
@@ -93,7 +93,7 @@ Object.assign(graph, {
     return drawn;
   },
 
-  /** The lines in view, each with its layers in view. */
+  /** Returns the visible lines, each with its visible layers. */
   inView() {
     const { layout, view, size } = this;
     const first = Math.max(0, Math.floor(view.x / BOX.across));
@@ -120,7 +120,7 @@ Object.assign(graph, {
     pen.globalAlpha = 1;
   },
 
-  /** What an op reads nearby; what comes from or goes to other lines is a stub at its side. */
+  /** Draws the edges to ops in the same line; an edge from or to another line is a short stub. */
   edgesOf(at) {
     const { pen, layout, view } = this;
     layout.short[at].forEach((maker) => this.edge(maker, at));
@@ -152,7 +152,7 @@ Object.assign(graph, {
     pen.bezierCurveTo(ax + pull, ay - bow, bx - pull, by - bow, bx, by);
   },
 
-  /** One op; returns 1 if it is in view. */
+  /** Draws one op; returns 1 if it is visible. */
   box(at) {
     const { pen, view, size, layout, report, ink } = this;
     const [x, y] = this.spot(at);

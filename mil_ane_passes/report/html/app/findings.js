@@ -1,8 +1,8 @@
-// The findings, grouped by rule, worst first; what almost was one comes last and stays folded.
+// The findings, grouped by rule, worst first; near misses come last and are folded.
 
 const STEP = 10;
 const FEW = 4;
-const TIER_SIGNS = ["✕", "⊘", "▲", "›"]; // one for each severity, so that color alone tells nothing
+const TIER_SIGNS = ["✕", "⊘", "▲", "›"]; // one for each severity, because color must not be the only sign
 
 function grouped(findings) {
   const groups = new Map();
@@ -13,7 +13,7 @@ function grouped(findings) {
   return [...groups.values()];
 }
 
-/** Lists of findings that read the same, where there are FEW or more; others alone, each in the place of its first. */
+/** Groups FEW or more findings with the same text; others stay single. A group has the position of its first member. */
 function alike(findings) {
   const rows = new Map();
   for (const finding of findings) {
@@ -33,24 +33,24 @@ const findingsView = {
 
   show() {
     const { hits, nears, ignored } = current();
-    byId("findings-count").textContent = `${count(hits.length, "finding")} by ${count(grouped(hits).length, "rule")}${ignored ? `, ${ignored} ignored` : ""}`;
+    byId("findings-count").textContent = `${count(hits.length, "finding")} of ${count(grouped(hits).length, "rule")}${ignored ? `, ${ignored} ignored` : ""}`;
     fill(
       byId("finding-list"),
       ...data.severities.flatMap((severity, rank) =>
         this.tier(severity.title, rank, grouped(hits.filter((finding) => finding.severity === rank)), severity.fails),
       ),
       this.nears(grouped(nears)),
-      hits.length + nears.length ? null : el("p", { class: "note" }, "No rule found anything."),
+      hits.length + nears.length ? null : el("p", { class: "note" }, "No findings."),
     );
   },
 
-  /** Findings that fail nothing stay folded, and near misses too: they ask for no action. */
+  /** Builds the groups of one severity. Suggestions are folded, like near misses: they need no action. */
   tier(name, rank, groups, open) {
     if (!groups.length) return [];
     const sign = el("span", { "aria-hidden": "true" }, TIER_SIGNS[rank]);
     const head = el("h3", { class: `tier tier-${rank}` }, sign, ` ${name}`);
     if (open) return [head, ...groups.map((group, place) => this.group(group, !place || groups.length <= FEW))];
-    return [head, this.quiet(`${name}s`, "What could be better, and asks for no action.", groups)];
+    return [head, this.quiet(`${name}s`, "Possible improvements; no action is needed.", groups)];
   },
 
   nears(groups) {
@@ -58,19 +58,19 @@ const findingsView = {
     return el(
       "div",
       { class: "apart" },
-      el("h3", { class: "tier" }, "Almost"),
-      this.quiet("Near misses", "What almost was a finding.", groups),
+      el("h3", { class: "tier" }, "Not rewritten"),
+      this.quiet("Near misses", "Ops that a rule nearly matched, with the reasons.", groups),
     );
   },
 
-  /** All groups in one fold. */
+  /** Builds one folded box with all groups. */
   quiet(name, words, groups) {
     const many = groups.reduce((sum, group) => sum + group.length, 0);
     const head = el(
       "summary",
       {},
       el("span", { class: "group-title" }, el("b", {}, name), el("span", {}, words)),
-      el("span", { class: "group-side" }, `${many.toLocaleString("en")}×`, el("br"), `by ${count(groups.length, "rule")}`),
+      el("span", { class: "group-side" }, `${many.toLocaleString("en")}×`, el("br"), `of ${count(groups.length, "rule")}`),
     );
     const box = el("details", { class: "group near" }, head);
     const fillIn = () => box.children.length > 1 || box.append(...groups.map((group) => this.group(group, false)));
@@ -112,7 +112,7 @@ const findingsView = {
     return box;
   },
 
-  /** Findings that read the same but for their names: one row, and the names on demand. */
+  /** Builds one row for findings that differ only in their names; the names are shown on demand. */
   same(findings) {
     const [first] = findings;
     const head = el(
@@ -136,7 +136,7 @@ const findingsView = {
     return box;
   },
 
-  /** `brief`: the reason stands above. */
+  /** Builds the row of one finding; with `brief`, without the reason, which the group already shows. */
   item(finding, brief = false) {
     const covers =
       finding.covers.length > 1 && !finding.near ? ` and ${count(finding.covers.length - 1, "op")} more` : "";

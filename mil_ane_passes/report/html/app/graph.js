@@ -1,4 +1,4 @@
-// The graph on a canvas: only what is in view is drawn.
+// The graph on a canvas: view, input, and the op under the cursor. Only the visible part is drawn.
 
 const NO_GRAPH = { first: 0, size: 0, layers: [], lines: [], columns: 1, line: () => 0, width: 1, height: 1 };
 
@@ -114,7 +114,7 @@ const graph = {
     drawSoon(this);
   },
 
-  /** By `step`, around a point of the canvas that stays where it is. */
+  /** Zooms by the factor `step` around a point of the canvas, which keeps its position. */
   zoom(step, x = this.size.width / 2, y = this.size.height / 2) {
     const { view } = this;
     const k = Math.min(3, Math.max(Math.min(this.whole(), 0.5) * 0.8, view.k * step));
@@ -224,7 +224,7 @@ const graph = {
     drawSoon(this);
   },
 
-  /** What was chosen elsewhere comes into view. */
+  /** Moves the view to an op that was chosen in another part of the page. */
   follow(from) {
     const { chosen } = state;
     if (!chosen || from === "graph" || from === "start") {
@@ -246,7 +246,7 @@ const graph = {
     this.place();
   },
 
-  /** Moves the view so that no more of it than needed is beyond the graph. */
+  /** Limits the position of the view, so that as little as possible of it is outside the graph. */
   inside() {
     const { view, layout, size } = this;
     const kept = (at, room, extent) =>
@@ -257,7 +257,7 @@ const graph = {
     view.y = kept(view.y, size.height / view.k, layout.height);
   },
 
-  /** A segment: all of it, if it stands in one line and can be read; else its start. */
+  /** Shows a partition: all of it if it is in one line and readable, else its start. */
   span(first, last) {
     const { layout, size } = this;
     const [[x1, y1], [x2]] = [first, last].map((row) => this.spot(row - layout.first));

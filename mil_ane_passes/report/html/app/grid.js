@@ -1,11 +1,11 @@
-// A table that sorts and keeps only the rows in view in the document, so that ten thousand scroll as ten do.
+// A sortable table. Only the visible rows are in the document, so ten thousand rows scroll as fast as ten.
 
 const ROW = 30;
 const SPARE = 8;
 let grids = 0;
 
 class Grid {
-  /** `columns`: {label, width, number, value(row), build(row)}; `value` sorts and is shown unless `build` makes a node. */
+  /** `columns`: {label, width, number, value(row), build(row)}. Rows are sorted by `value`, which is also shown if there is no `build`. */
   constructor(host, { label, columns, select = () => {}, sorted = null, none = "Nothing to show." }) {
     Object.assign(this, { columns, select, sorted, none, rows: [], order: [], active: -1, chosen: null });
     this.id = `grid${grids++}`;
@@ -167,7 +167,7 @@ class Grid {
     this.select(this.chosen);
   }
 
-  /** Scrolls to `row`, if it is among those shown, and marks it. */
+  /** Scrolls to `row`, unless a filter hides it, and marks it. */
   reveal(row) {
     this.chosen = row;
     const place = row === null ? undefined : this.places?.get(row);

@@ -1,6 +1,6 @@
-// Where the graph's ops stand. Layers go from left to right by longest path, lanes by the mean of what an op reads; and
-// as most models are long and thin, the layers are broken into lines as words are.
-// Everything is linear in ops and edges, but for sorting the ops of one layer.
+// Positions of the graph's ops. An op's layer, from left to right, is the longest path to it; its position in the layer is
+// the mean position of its operands. Most models are long and thin, so layers are broken into lines like words of a text.
+// The cost is linear in ops and edges, except for sorting the ops of each layer.
 
 const BOX = { width: 150, height: 38, across: 190, down: 56, line: 40 };
 const NEAR = 3;
@@ -28,7 +28,7 @@ function layoutOf(report, place, aspect) {
   };
 }
 
-/** Each op one layer after the last op it reads; what reads nothing stands just before its first reader. */
+/** Puts each op one layer after its last operand; an op without operands is in the layer before its first user. */
 function layersOf(report, first, makers) {
   const layer = new Int32Array(makers.length);
   makers.forEach((from, at) => from.forEach((maker) => (layer[at] = Math.max(layer[at], layer[maker] + 1))));
@@ -63,7 +63,7 @@ function lanes(layers, makers) {
   return y;
 }
 
-/** Breaks the layers into lines so that all of them have about the wanted shape; moves `y` to where the lines are. */
+/** Breaks the layers into lines, so that the graph has about the given aspect ratio; adds the lines' positions to `y`. */
 function linesOf(layers, y, aspect) {
   const extents = layers.map((members) =>
     members.reduce(([low, high], at) => [Math.min(low, y[at]), Math.max(high, y[at])], [Infinity, -Infinity]),
@@ -88,7 +88,7 @@ function linesOf(layers, y, aspect) {
   return best;
 }
 
-/** Edges within a line, short ones by the op they end in and long ones by line; those to other lines are only marked. */
+/** Returns the edges within a line: short ones by their last op, long ones by line; edges between lines are only marked. */
 function edgesOf(makers, layer, line, count) {
   const short = makers.map(() => []);
   const long = Array.from({ length: count }, () => []);

@@ -1,4 +1,4 @@
-// Everything starts here, once.
+// Starts all parts of the page.
 
 theme.start();
 [summary, stepView, rulesView, changesView, strips, findingsView, details, opsView, buffersView, graph].forEach((part) => part.start());

@@ -1,4 +1,4 @@
-// The report as the page knows it, what is chosen, and who is told when that changes.
+// The data of the report, the state of the page (chosen op, function, side), and listeners for its changes.
 
 const data = JSON.parse(byId("data").textContent);
 const text = (place) => (place < 0 ? "" : data.texts[place]);
@@ -25,7 +25,7 @@ class Report {
     this.rows.forEach((row) => this.ops.reads[row].forEach((maker) => this.readers[maker].push(row)));
   }
 
-  /** For each row the hits that stand for it, worst and closest first. */
+  /** Returns for each row the findings that cover it, the worst first, then those that cover the fewest ops. */
   byRow() {
     const found = this.rows.map(() => []);
     for (const finding of this.hits) {
@@ -69,7 +69,7 @@ class Report {
     return [...new Set(this.found[row].map((finding) => finding.of.code))];
   }
 
-  /** What the op is predicted to cost where it is predicted to run. */
+  /** Returns the estimated time of the op on the device on which it is predicted to run. */
   spent(row) {
     return [this.ops.est_ane, this.ops.est_bnns, this.ops.est_classic][this.ops.engine[row]][row] ?? 0;
   }
@@ -90,7 +90,7 @@ const current = () => reports[state.side];
 const when = (event, told) => listeners[event].push(told);
 const tell = (event, detail) => listeners[event].forEach((told) => told(detail));
 
-/** `kind` is op, finding or segment; `from` is the part of the page that chose. */
+/** Changes the choice: its `kind` is op, finding or segment; `from` is the part of the page in which it was chosen. */
 function choose(chosen, from) {
   state.chosen = chosen;
   const row = chosen && chosen.row;
@@ -99,7 +99,7 @@ function choose(chosen, from) {
   tell("chosen", from);
 }
 
-/** What costs most is chosen when the page opens; nothing moves for it. */
+/** Chooses the costliest finding when the page opens, without moving any view. */
 function chooseFirst() {
   const finding = current().findings[current().costliest];
   if (!finding) return;

@@ -1,4 +1,4 @@
-// The table of ops: search, filters, sorting. It says in words what the graph shows.
+// The table of ops, with search, filters and sorting. It is the text form of the graph.
 
 const opsView = {
   start() {
@@ -9,7 +9,7 @@ const opsView = {
     this.grid = new Grid(byId("ops-grid"), {
       label: "Ops",
       columns: this.columns(),
-      none: "No op fits these filters.",
+      none: "No op matches these filters.",
       select: (row) => choose({ kind: "op", row }, "ops"),
     });
     when("side", () => this.open());
@@ -139,7 +139,7 @@ const opsView = {
   },
 };
 
-/** The first code, and how many more there are. */
+/** Formats the first code and the number of further ones. */
 const shortened = (codes) => (codes.length > 1 ? `${codes[0]} +${codes.length - 1}` : codes.join(""));
 
 function answerText(answer) {

@@ -1,4 +1,4 @@
-// The page of each rule that found something: what it is about, when it applies, and what fixes it.
+// The documentation of each rule with findings: subject, conditions and fix.
 
 const rulesView = {
   start() {
@@ -40,5 +40,5 @@ const rulesView = {
   },
 };
 
-/** A code as a link to its page below. */
+/** Builds a link from a rule's code to its documentation on this page. */
 const codeLink = (rule, words = rule.code) => el("a", { class: "rule-link", href: `#rule-${rule.code}` }, words);

@@ -1,4 +1,4 @@
-// What to do next: a command that is predicted to help, and by how much; or that none is.
+// The next step: a command and its predicted effect, or the statement that no command is predicted to help.
 
 const stepView = {
   start() {

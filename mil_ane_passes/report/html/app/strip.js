@@ -1,8 +1,8 @@
-// The model as a strip of segments, one strip per function; width is estimated time.
+// The model as a strip of partitions, one strip for each function; a partition's width is its estimated time.
 
 const PIECES = 160;
 
-/** The segments of a function; where there are too many to draw, neighbours become one mixed piece. */
+/** Returns the partitions of a function; if there are too many to draw, neighbours are merged into mixed pieces. */
 function piecesOf(one, place) {
   const step = Math.max(1, Math.ceil(one.segments.length / PIECES));
   const pieces = [];
@@ -28,12 +28,12 @@ const BACKENDS = { ane: ["A", "ANE"], cpu: ["C", "CPU"], mixed: ["M", "ANE and C
 function pieceText(piece) {
   const many =
     piece.segments > 1
-      ? `${piece.segments} short segments, ${percent(100 * piece.share)} of their time on the ANE, `
+      ? `${piece.segments} short partitions, ${percent(100 * piece.share)} of their time on the ANE, `
       : "";
   return `${BACKENDS[piece.backend][1]}: ${many}${count(piece.last - piece.first + 1, "op")}, ${time(piece.ms)} estimated`;
 }
 
-/** The kind of most of the unsupported ops in a piece: what keeps the rest of it off the ANE. */
+/** Describes the most frequent kind of unsupported ops in a piece, which keep its other ops off the ANE. */
 function blockerOf(report, piece) {
   const counts = new Map();
   for (let row = piece.first; row <= piece.last; row++)
@@ -47,7 +47,7 @@ function blockerOf(report, piece) {
 const badge = (backend, name) =>
   el("span", { class: `badge ${backend}`, "aria-hidden": name ? null : "true" }, name || BACKENDS[backend][0]);
 
-/** `live` strips can be used; the others only show. */
+/** Builds a strip; its partitions can be chosen if it is `live`. */
 function stripOf(report, one, place, live) {
   const pieces = piecesOf(one, place);
   const even = pieces.every((piece) => !piece.ms);
@@ -69,12 +69,12 @@ function stripOf(report, one, place, live) {
       el("span", { class: "long" }, label),
     );
     item.style.flexGrow = even ? piece.last - piece.first + 1 : Math.max(piece.ms, 1e-9) * 1e6;
-    const seen = Math.max(0.15, Math.min(0.85, piece.share)); // a little of either is always to be seen
+    const seen = Math.max(0.15, Math.min(0.85, piece.share)); // both colors stay visible
     if (piece.segments > 1) item.style.setProperty("--share", `${100 * seen}%`);
     item.piece = piece;
     return item;
   });
-  const name = `Segments of ${one.name}, ${live ? "in order" : pieces.map(pieceText).slice(0, 8).join("; ")}`;
+  const name = `Partitions of ${one.name}, ${live ? "in order" : pieces.map(pieceText).slice(0, 8).join("; ")}`;
   return el(
     "div",
     {
@@ -135,7 +135,7 @@ const strips = {
       {},
       head,
       strip,
-      el("p", { class: "strip-hint", "aria-hidden": "true" }, "Point at a segment, or choose one."),
+      el("p", { class: "strip-hint", "aria-hidden": "true" }, "Point at a partition, or choose one."),
     );
   },
 

@@ -1,4 +1,4 @@
-// The head of the page: which model, what is predicted, and what that rests on.
+// The head of the page: the model, the prediction, and its evidence.
 
 const base = (path) =>
   path
@@ -8,7 +8,7 @@ const base = (path) =>
 const share = (report) => report.summary.predicted_share;
 const factor = (report) => (report.summary.dense_bytes ? report.summary.padded_bytes / report.summary.dense_bytes : 1);
 
-/** Our estimate of the run time, with its range; the segmenter's decides placement and is another one. */
+/** Formats our estimate of the run time with its range. It is not the segmenter's estimate, which decides placement. */
 function latencyTile({ latency_us: middle, latency_low_us: low, latency_high_us: high }) {
   if (middle === null) return ["latency", "–"];
   return [`latency (${time(low / 1000)} to ${time(high / 1000)})`, time(middle / 1000)];
@@ -23,25 +23,25 @@ function tilesOf(report) {
     latencyTile(summary),
     ["transitions", summary.transitions.toLocaleString("en")],
     ["findings", report.hits.length.toLocaleString("en")],
-    ["times the memory that values need", `${factor(report).toFixed(2)}×`],
+    ["memory with padding, relative to unpadded", `${factor(report).toFixed(2)}×`],
   ];
 }
 
 function verdict(report) {
   const { ops, predicted_on_ane: on, transitions, ane_unknown: unknown } = report.summary;
   const support = report.support ? `; ${report.support}` : "";
-  if (!ops) return ["This program has no ops: there is nothing to place.", ""];
+  if (!ops) return ["This program has no ops.", ""];
   const what =
     on === ops
       ? `All ${ops.toLocaleString("en")} ops are predicted to run on the ANE`
       : on === 0
         ? `None of ${count(ops, "op")} is predicted to run on the ANE`
         : `${on.toLocaleString("en")} of ${count(ops, "op")} are predicted to run on the ANE, with ${count(transitions, "transition")}`;
-  const open = unknown ? " Where nobody measured an op on this target, the nearest evidence decides." : "";
+  const open = unknown ? " For an op that was not measured on this target, the nearest evidence is used." : "";
   return [`${what}${support}.`, `${report.cause}${idle(report)}${open}`.trim()];
 }
 
-/** Ops that are supported on the ANE, and that are predicted to run on the CPU all the same. */
+/** Describes ops that are supported on the ANE, but predicted to run on the CPU. */
 const stays = (report, row) => !report.onAne(row) && report.answer(row) === "yes" && report.ops.est_ane[row] !== null;
 const staying = (report, rows) => rows.filter((row) => stays(report, row)).length;
 
@@ -56,13 +56,13 @@ function idle(report) {
 function basisText(report) {
   const { measured } = report;
   const ran = measured
-    ? `What Core ML said of it on ${measured.where} stands beside the prediction.`
-    : "Nobody ran this model.";
+    ? `The report also shows Core ML's measurement on ${measured.where}.`
+    : "The model was not run.";
   return (
-    `${ran} Whether an op is supported on the ANE rests on published measurements and reports, cited with each finding. ` +
-    "Times of ops and segments are what Core ML's planner is predicted to estimate on an M4, whatever the target; " +
-    `they decide placement and are no run times. ${latencyBasis(report)} ` +
-    "What the ANE really does can differ with chip, system and model."
+    `${ran} Support on the ANE is inferred from published measurements and reports, which each finding cites. ` +
+    "Times of ops and partitions are predictions of the estimate of Core ML's segmenter on an M4, whatever the target; " +
+    `this estimate decides placement and is not a run time. ${latencyBasis(report)} ` +
+    "The placement on a device may differ with chip, system and model."
   );
 }
 
@@ -79,7 +79,7 @@ const summary = {
         ),
       );
     byId("foot").textContent =
-      `Made by ${data.tool} ${data.version}. This file holds all it shows and asks the network for nothing.`;
+      `Made by ${data.tool} ${data.version}. This file is self-contained and does not use the network.`;
     when("side", () => this.show());
     this.show();
   },
@@ -99,7 +99,7 @@ const summary = {
     [...byId("sides").children].forEach((button, side) => button.setAttribute("aria-pressed", side === state.side));
   },
 
-  /** What is reported of the layers of a model in the older format. */
+  /** Shows the lines about the layers of a NeuralNetwork. */
   network({ network: lines }) {
     byId("network").hidden = !lines;
     if (lines) byId("network-lines").replaceChildren(...lines.map((line) => el("li", { class: "text" }, line)));
@@ -114,7 +114,7 @@ const summary = {
     byId("measured-lines").replaceChildren(...measured.lines.map((line) => el("li", { class: "text" }, line)));
     fill(
       byId("measured-ops"),
-      measured.differ.length ? el("h3", { class: "tier" }, "Predicted otherwise") : null,
+      measured.differ.length ? el("h3", { class: "tier" }, "Different from the prediction") : null,
       this.differing(measured.differ),
     );
   },

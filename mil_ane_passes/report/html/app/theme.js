@@ -1,4 +1,4 @@
-// Light and dark: as the system says, until the reader says otherwise.
+// Light and dark theme: the system's preference, until the reader changes it.
 
 const theme = {
   root: document.documentElement,
