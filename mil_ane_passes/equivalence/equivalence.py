@@ -380,7 +380,7 @@ def _is_settled(old: Run, new: Run, promised: Strictness) -> bool:
 def _passes(old: Run, new: Run, promised: Strictness) -> bool:
     """Return whether all outputs of a run are equal as promised, or it ended with an error."""
     return bool(old.error or new.error) or all(
-        output.passed for case in _cases(old, new, promised) for output in case.outputs)
+        output.passed for case in _build_cases(old, new, promised) for output in case.outputs)
 
 
 def _has_undefined(run: Run) -> bool:

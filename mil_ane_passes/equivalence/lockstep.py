@@ -42,8 +42,8 @@ __all__ = ["Lockstep", "execute_in_lockstep"]
 Array = np.ndarray[Any, Any]
 
 _MAX_JOINED_ELEMENTS = 1 << 27
-"""The largest number of elements that a batch computes: 1 GB at float64 if all were alive at once, which few are. Larger
-runs gain nothing from a batch, which saves time between ops."""
+"""The largest number of elements that a batch computes: 1 GB at float64 if all were alive at once, which few are.
+Larger runs gain nothing from a batch, which saves time between ops."""
 
 
 class Lockstep:
