@@ -14,7 +14,7 @@ from coremltools.converters.mil.mil import Block, Program
 from ..ir.query import get_pipeline_functions
 from ..runtime.feeds import read_stored_feeds
 from ..runtime.model_description import apply_description
-from ..runtime.pipeline import select_feeds
+from ..runtime.pipeline import PipelineValues, select_feeds
 from ..runtime.quirks.base import Quirk
 from ..utils.errors import InputError, NotSupported, suggest_nearest
 from .comparison import to_arrays
@@ -236,16 +236,18 @@ def _iterate_pipeline_plans(
     """Yield the runs of a pipeline's parts; values between parts are computed at float32."""
     from ..runtime import Runtime
 
-    known: dict[str, Any] = dict(feeds)
+    values = PipelineValues(feeds)
     required = {name for part in get_pipeline_functions(program) for name in program.functions[part].inputs}
-    for name in set(known) - required:
+    for name in set(feeds) - required:
         raise InputError(
             f"feed '{name}': no such input{suggest_nearest(name, required)}; no part of the pipeline takes it"
         )
     for part in get_pipeline_functions(program):
-        plan = _build_user_plan(program, part, describe, select_feeds(program.functions[part], known))
+        function = program.functions[part]
+        plan = _build_user_plan(program, part, describe, select_feeds(function, values.enter(function)))
         yield plan
-        known.update(Runtime(program, function=part, description=describe(part))(plan.feeds, dict(plan.state)))
+        runtime = Runtime(program, function=part, description=describe(part))
+        values.add(function, runtime(plan.feeds, dict(plan.state)))
 
 
 def check_runnable(program: Program, quirks: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ from coremltools import proto
 
 from . import wire
 
-__all__ = ["Member", "Members", "find_members", "get_model_kind", "replace_members"]
+__all__ = ["Member", "Members", "find_members", "get_model_kind", "iterate_parts", "replace_members"]
 
 _MODEL_DESCRIPTOR = proto.Model_pb2.Model.DESCRIPTOR
 ML_PROGRAM_FIELD = _MODEL_DESCRIPTOR.fields_by_name["mlProgram"].number
@@ -30,21 +30,23 @@ class Member:
 
     `path` holds its indices in the pipelines around it; it is empty for a model that is not a pipeline. `prefix`
     precedes the names of its functions to make them unique in the file: empty, or such as `encoder/`. `raw` and `spec`
-    are its own model message.
+    are its own model message. `around` are the descriptions of the pipelines around it, the outermost first.
     """
 
     path: _PipelinePath
     prefix: str
     raw: bytes
     spec: Any
+    around: tuple[Any, ...] = ()
 
 
 @dataclass
 class Members:
-    """All ML Programs of a model file in file order, and the names and kinds of a pipeline's other parts."""
+    """All ML Programs of a model file in file order, and the names, kinds and messages of a pipeline's other parts."""
 
     programs: list[Member] = field(default_factory=list)
     others: dict[str, str] = field(default_factory=dict)
+    specs_of_others: dict[str, Any] = field(default_factory=dict)
 
 
 def get_model_kind(spec: Any) -> str:
@@ -55,22 +57,22 @@ def get_model_kind(spec: Any) -> str:
 def find_members(raw: bytes, spec: Any) -> Members:
     """Find the ML Programs of the model file `raw`, whose message is `spec`."""
     found = Members()
-    for path, name, data, part in _iterate_models(raw, spec, (), ""):
-        kind = get_model_kind(part)
+    for name, member in _iterate_models(raw, spec, (), "", ()):
+        kind = get_model_kind(member.spec)
         if kind == "mlProgram":
-            found.programs.append(Member(path, f"{name}/" if path else "", data, part))
+            found.programs.append(member)
         else:
-            found.others[name] = kind
+            found.others[name], found.specs_of_others[name] = kind, member.spec
     return found
 
 
 def _iterate_models(
-    raw: bytes, spec: Any, path: _PipelinePath, name: str
-) -> Iterator[tuple[_PipelinePath, str, bytes, Any]]:
-    """Yield path, name, bytes and message of every model in `raw` that is not a pipeline."""
+    raw: bytes, spec: Any, path: _PipelinePath, name: str, around: tuple[Any, ...]
+) -> Iterator[tuple[str, Member]]:
+    """Yield every model in `raw` that is not a pipeline, with its name."""
     kind = get_model_kind(spec)
     if kind not in _PIPELINE_FIELDS:
-        yield path, name, raw, spec
+        yield name, Member(path, f"{name}/" if path else "", raw, spec, around)
         return
     data, inner = _get_only_payload(raw, _PIPELINE_FIELDS[kind]), getattr(spec, kind)
     if kind != "pipeline":
@@ -78,7 +80,15 @@ def _iterate_models(
     names = _name_parts(inner)
     for place, (part, part_data) in enumerate(zip(inner.models, wire.get_payloads(data, _MODELS_FIELD), strict=True)):
         below = f"{name}/{names[place]}" if path else names[place]
-        yield from _iterate_models(part_data, part, (*path, place), below)
+        yield from _iterate_models(part_data, part, (*path, place), below, (*around, spec.description))
+
+
+def iterate_parts(spec: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the models of a pipeline, not those of pipelines in it, with their names; nothing for other models."""
+    kind = get_model_kind(spec)
+    if kind in _PIPELINE_FIELDS:
+        inner = getattr(spec, kind) if kind == "pipeline" else getattr(spec, kind).pipeline
+        yield from zip(_name_parts(inner), inner.models)
 
 
 def replace_members(raw: bytes, spec: Any, new: Mapping[_PipelinePath, bytes]) -> bytes:

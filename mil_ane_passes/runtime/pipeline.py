@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,20 +14,21 @@ from ..utils.errors import InputError, NotSupported, suggest_nearest
 from ..utils.locking import synchronized
 from .engine import Runtime
 from .feeds import split_inputs, to_feed_dict
+from .images import array_from_image, pixels_from_array
 
 if TYPE_CHECKING:
     from ..package import Package
 
-__all__ = ["PipelineRuntime", "select_feeds"]
+__all__ = ["PipelineRuntime", "PipelineValues", "select_feeds"]
 
 
 class PipelineRuntime:
     """Executes a loaded pipeline.
 
     It is called like `Runtime`, with the pipeline's inputs, and returns the pipeline's outputs. Each part reads feeds
-    of the pipeline and outputs of earlier parts, by name. Floats between parts are rounded to the width that the part
-    declares only at precision float16, which also rounds inside the parts. Raises NotSupported for a part that is not
-    an ML Program, has an unsupported op, or has states, which a pipeline does not keep.
+    of the pipeline and outputs of earlier parts, by name, from `PipelineValues`. Floats between parts are rounded to
+    the width that the part declares only at precision float16, which also rounds inside the parts. Raises NotSupported
+    for a part that is not an ML Program, has an unsupported op, or has states, which a pipeline does not keep.
     """
 
     @synchronized
@@ -53,9 +55,11 @@ class PipelineRuntime:
     ) -> dict[str, np.ndarray[Any, Any]]:
         """Run once. Raises InputError for feeds of the wrong name, dtype or shape, and for states."""
         self.check(feeds, state)
-        known: dict[str, Any] = dict(feeds)
+        values = PipelineValues(feeds)
         for function, runtime in self._parts:
-            known.update(runtime({name: known[name] for name in function.inputs if name in known}))
+            known = values.enter(function)
+            values.add(function, runtime({name: known[name] for name in function.inputs if name in known}))
+        known = values.leave()
         missing = [feature.name for feature in self._description.output if feature.name not in known]
         if missing:
             raise InputError(f"output '{missing[0]}': no part of the pipeline computes it; the package is damaged")
@@ -75,6 +79,81 @@ class PipelineRuntime:
         for name, feature in inputs.items():
             if name not in values and not feature.type.isOptional:
                 raise InputError(f"input '{name}': not fed; expected a feed for each input of the pipeline")
+
+
+@dataclass
+class _Scope:
+    """The values that the parts of one pipeline read, by name. `path` holds the pipeline's indices in those around it,
+    `images` the colour layouts of the values that parts gave as images."""
+
+    path: tuple[int, ...]
+    description: Any
+    values: dict[str, Any]
+    images: dict[str, int] = field(default_factory=dict)
+
+
+class PipelineValues:
+    """The values by name while the parts of a pipeline run.
+
+    A pipeline in the pipeline has its own names: its parts read its inputs and what they give each other, and only its
+    outputs are known outside. An image that one part gives another consists of pixels, in the channel order of each.
+    """
+
+    def __init__(self, feeds: Mapping[str, Any]) -> None:
+        self._scopes = [_Scope((), None, dict(feeds))]
+
+    def enter(self, function: Any) -> dict[str, Any]:
+        """Return what the part that `function` belongs to can read."""
+        member = function.origin.member
+        around = member.path[:-1]
+        while self._scopes[-1].path != around[:len(self._scopes[-1].path)]:
+            self._close()
+        while len(self._scopes[-1].path) < len(around):
+            outer, depth = self._scopes[-1], len(self._scopes)
+            description = member.around[depth]
+            names = [each.name for each in description.input if each.name in outer.values]
+            self._scopes.append(_Scope(around[:depth], description, {name: outer.values[name] for name in names},
+                                       {name: outer.images[name] for name in names if name in outer.images}))
+        scope = self._scopes[-1]
+        return {name: _convert_image(name, value, scope.images.get(name), _get_image_layouts(function).get(name))
+                for name, value in scope.values.items()}
+
+    def add(self, function: Any, results: Mapping[str, Any]) -> None:
+        """Add what the part that `function` belongs to gives."""
+        layouts, scope = _get_image_layouts(function), self._scopes[-1]
+        for name, value in results.items():
+            scope.values[name] = value
+            scope.images.pop(name, None)
+            if name in layouts:
+                scope.images[name] = layouts[name]
+
+    def leave(self) -> dict[str, Any]:
+        """Return what is known of the outermost pipeline once all parts have run."""
+        while len(self._scopes) > 1:
+            self._close()
+        return self._scopes[0].values
+
+    def _close(self) -> None:
+        """Leave the innermost pipeline: its outputs become values of the one around it."""
+        inner, outer = self._scopes.pop(), self._scopes[-1]
+        for name in (each.name for each in inner.description.output if each.name in inner.values):
+            outer.values[name] = inner.values[name]
+            outer.images.pop(name, None)
+            if name in inner.images:
+                outer.images[name] = inner.images[name]
+
+
+def _get_image_layouts(function: Any) -> dict[str, int]:
+    """Return the colour layouts of the inputs and outputs of a part that are images."""
+    features = function.origin.features
+    return {name: int(features[name].type.imageType.colorSpace) for name in function.images if name in features}
+
+
+def _convert_image(name: str, value: Any, given: int | None, read: int | None) -> Any:
+    """Convert an image in the layout `given` by one part to the one that another reads; other values are unchanged."""
+    if given is None or read is None or not isinstance(value, np.ndarray):
+        return value
+    return array_from_image(f"image '{name}' between parts of the pipeline", pixels_from_array(value, given), read)
 
 
 def select_feeds(function: Any, known: Mapping[str, Any]) -> dict[str, Any]:

@@ -243,3 +243,72 @@ def test_two_pipelines_in_one_field_are_damage(pipeline, tmp_path):
     (path / MODEL).write_bytes(data + empty)
     with pytest.raises(ane.InputError, match="2 fields 202 where one pipeline is expected"):
         ane.load(path)
+
+
+def scaled(folder, name, ends, factor, images=(None, None)):
+    """A part that multiplies its first input and adds the second, if it has one, as a spec; its weights are in that."""
+    shape = (1, 3, 4, 4)
+
+    def product(x):
+        return mb.mul(x=x, y=np.float32(factor), name=ends[-1])
+
+    def product_and_sum(x, z):
+        return mb.add(x=mb.mul(x=x, y=np.float32(factor)), y=z, name=ends[-1])
+
+    body = product if len(ends) == 2 else product_and_sum
+    program = mb.program(input_specs=[mb.TensorSpec(shape) for _ in ends[:-1]], opset_version=ct.target.iOS16)(body)
+    path = make(folder / f"{name}.mlpackage", program, ct.target.iOS16)
+    spec = spec_of(path)
+    for feature, layout in zip((spec.description.input[0], spec.description.output[0]), images):
+        if layout is not None:
+            feature.type.imageType.height = feature.type.imageType.width = shape[-1]
+            feature.type.imageType.colorSpace = proto.FeatureTypes_pb2.ImageFeatureType.ColorSpace.Value(layout)
+    write_spec(path, spec)
+    ane.edit(path, folder / f"{name}_renamed.mlpackage", rename=dict(zip(("x", "z"), ends[:-1])))
+    return spec_of(folder / f"{name}_renamed.mlpackage")
+
+
+def joined(parts, inputs, outputs, path=None, names=()):
+    """The spec of a pipeline of specs, also saved where there is a `path`."""
+    spec = proto.Model_pb2.Model(specificationVersion=7)
+    features = {each.name: each for part in parts for each in (*part.description.output, *part.description.input)}
+    for ends, section in ((inputs, spec.description.input), (outputs, spec.description.output)):
+        for each in ends:
+            section.add().CopyFrom(features[each])
+    for part in parts:
+        spec.pipeline.models.add().CopyFrom(part)
+    spec.pipeline.names.extend(names)
+    if path is not None:
+        ct.models.MLModel(spec, skip_model_load=True).save(str(path))
+    return spec
+
+
+SQUARE = np.random.default_rng(0).integers(0, 60, (1, 3, 4, 4)).astype(np.float32)
+
+
+def test_pipelines_in_pipelines_have_their_own_names(tmp_path):
+    """What the inner parts hand each other is not what the outer ones do, though both call it `mid`."""
+    inner = joined([scaled(tmp_path, "a", ("x", "mid"), 100.0), scaled(tmp_path, "b", ("mid", "u"), 1.0)], ["x"], ["u"])
+    parts = [scaled(tmp_path, "c", ("x", "mid"), 2.0), inner, scaled(tmp_path, "d", ("mid", "u", "out"), 3.0)]
+    path = tmp_path / "nested.mlpackage"
+    joined(parts, ["x"], ["out"], path)
+    wanted = SQUARE * 2 * 3 + SQUARE * 100
+    assert np.array_equal(ane.run(path, {"x": SQUARE})["out"], wanted)
+    assert np.array_equal(ane.runtime.predictor(path, precision="float32").predict({"x": SQUARE})["out"], wanted)
+
+    @mb.program(input_specs=[mb.TensorSpec(SQUARE.shape)], opset_version=ct.target.iOS16)
+    def program(x):
+        return mb.mul(x=x, y=np.float32(106.0), name="out")
+
+    assert ane.verify(make(tmp_path / "one.mlpackage", program, ct.target.iOS16), path).equal
+    report = ane.calibrate(path, feeds={"x": SQUARE})
+    assert {row.trace.maximum for row in report.found.rows if row.function == "part2/main"} >= {float(wanted.max())}
+
+
+def test_images_between_parts_are_pixels_in_the_order_of_each(tmp_path):
+    parts = [scaled(tmp_path, "a", ("x", "mid"), 5.5, (None, "RGB")),
+             scaled(tmp_path, "b", ("mid", "out"), 2.0, ("BGR", None))]
+    path = tmp_path / "images.mlpackage"
+    joined(parts, ["x"], ["out"], path)
+    found = ane.run(path, {"x": SQUARE})["out"]
+    assert np.array_equal(found, np.clip(np.rint(SQUARE * 5.5), 0, 255)[:, ::-1] * 2)
