@@ -335,8 +335,39 @@ def _compare_sources(
                                      describe=single.describe, **how)
     if options.feeds is None:
         _check_shapes_accepted(old.program, new.program)
-    return compare_programs(old.program, new.program, widths=options.widths, describe=old.describe,
-                            digests=options.report is not None or options.replay is not None, **how)
+    notes, unseen = _compare_declarations(options, old, new)
+    report = compare_programs(old.program, new.program, widths=options.widths, describe=old.describe,
+                              digests=options.report is not None or options.replay is not None, **how)
+    report.notes += notes
+    report.leave_open(unseen, ())
+    return report
+
+
+def _compare_declarations(
+    options: VerifyOptions, old: OpenedSource, new: OpenedSource
+) -> tuple[list[str], str]:
+    """Compare what packages declare besides their programs; return notes, and why the two are not verified, if so.
+
+    Raises InputError for what makes them incomparable. A program in memory declares nothing.
+    """
+    from ..equivalence.declarations import check_declarations, list_image_notes
+    from ..package.connections import check_connections, find_differing_parts
+
+    notes: list[str] = []
+    fed = None if options.feeds is None else set(options.feeds)
+    if old.package is None or new.package is None or old.program.functions.keys() != new.program.functions.keys():
+        return notes, ""  # other functions are reported with the interfaces
+    for name, function in old.program.functions.items():
+        before, after = old.describe(name), new.describe(name)
+        check_declarations(f"function '{name}'", function, before, after, fed)
+        notes += list_image_notes(f"function '{name}'", before, after)
+    if not (old.is_pipeline and new.is_pipeline) or options.function is not None:
+        return notes, ""
+    unseen = find_differing_parts(old.package.members, new.package.members)
+    specs = old.package.spec, new.package.spec
+    check_connections(*specs)
+    check_declarations("the pipeline", None, specs[0].description, specs[1].description, fed)
+    return notes, unseen
 
 
 def _check_shapes_accepted(before: Program, after: Program) -> None:

@@ -12,7 +12,7 @@ from ..utils.npz import StoredArray
 from .feeds import to_array, to_feed_dict
 from .images import array_from_image, is_image, is_pixels
 
-__all__ = ["apply_description", "get_array_dtype"]
+__all__ = ["apply_description", "check_feature_shape", "get_array_dtype"]
 
 _NUMPY_DTYPES = {0x10010: np.float16, 0x10020: np.float32, 0x10040: np.float64, 0x20020: np.int32, 0x20008: np.int8}
 "numpy dtypes by number of ArrayDataType: int8 has a name only from coremltools 9.0 on."
@@ -46,15 +46,22 @@ def _apply_feature(feature: Any, value: Any) -> Any:
         image = feature.type.imageType
         seen = is_image(value) or is_pixels(value)
         array: Any = array_from_image(who, value, image.colorSpace) if seen else to_array(who, value)
-        if array.ndim >= 2:
-            _check_image_size(who, array.shape[-2:], image)
+        check_feature_shape(who, array.shape, feature)
         return array
     if is_image(value):
         raise InputError(f"{who}: found an image, expected an array: this input of the model is not an image")
     array = value if isinstance(value, StoredArray) else to_array(who, value)  # checked before it is read
-    if feature.type.HasField("multiArrayType"):
-        _check_shape(who, array.shape, feature.type.multiArrayType)
+    check_feature_shape(who, array.shape, feature)
     return array
+
+
+def check_feature_shape(who: str, found: Sequence[int], feature: Any) -> None:
+    """Check the shape of an array against what the description of an input allows. Raises InputError outside it."""
+    if feature.type.HasField("imageType"):
+        if len(found) >= 2:
+            _check_image_size(who, found[-2:], feature.type.imageType)
+    elif feature.type.HasField("multiArrayType"):
+        _check_shape(who, found, feature.type.multiArrayType)
 
 
 def _check_shape(who: str, found: Sequence[int], array: Any) -> None:

@@ -312,3 +312,38 @@ def test_images_between_parts_are_pixels_in_the_order_of_each(tmp_path):
     joined(parts, ["x"], ["out"], path)
     found = ane.run(path, {"x": SQUARE})["out"]
     assert np.array_equal(found, np.clip(np.rint(SQUARE * 5.5), 0, 255)[:, ::-1] * 2)
+
+
+def test_other_parts_of_two_pipelines_are_compared(pipeline, tmp_path):
+    """Parts that are not ML Programs were passed over, and pipelines with other networks called equal."""
+    def with_another(spec):
+        with_network(spec)
+        layer = spec.pipeline.models[2].neuralNetwork.layers[0]
+        layer.activation.leakyReLU.alpha = 0.5
+
+    one = changed(pipeline, tmp_path, with_network)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "third").mkdir()
+    two = changed(pipeline, tmp_path / "other", with_another)
+    report = ane.verify(one, two)
+    assert report.status == "not verified" and "part 'net', a neuralNetwork, differs" in report.reason
+    assert ane.verify(one, one).equal and ane.verify(one, two, function="up/main").equal
+    rewritten = ane.rewrite(one, tmp_path / "new.mlpackage", preset="full")
+    assert rewritten.status == "written" and ane.verify(one, tmp_path / "new.mlpackage").equal
+    with pytest.raises(ane.InputError, match="part 'net', a neuralNetwork, is in the first only"):
+        ane.verify(one, changed(pipeline, tmp_path / "third", lambda spec: spec.pipeline.names.extend(["up", "out"])))
+
+
+def test_pipelines_that_connect_their_parts_otherwise_are_refused(tmp_path):
+    """Parts with the same names and programs in another order read other values."""
+    parts = [scaled(tmp_path, "a", ("x", "y"), 2.0), scaled(tmp_path, "b", ("x", "y"), 3.0)]
+    one, two, three = (tmp_path / f"{name}.mlpackage" for name in ("one", "two", "three"))
+    joined(parts, ["x"], ["y"], one, ["a", "b"])
+    joined(parts[::-1], ["x"], ["y"], two, ["b", "a"])
+    joined(parts, ["x"], ["y", "x"], three, ["a", "b"])
+    with pytest.raises(ane.InputError, match="output 'y' of the pipeline is output 'y' of part 'b' in the first and "
+                                             "output 'y' of part 'a' in the second"):
+        ane.verify(one, two)
+    with pytest.raises(ane.InputError, match="output 'x' of the pipeline is .* in the second"):
+        ane.verify(one, three)
+    assert ane.verify(one, one).equal
