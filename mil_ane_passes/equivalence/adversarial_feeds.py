@@ -9,13 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from coremltools.converters.mil.mil import Function, Operation, Program, Var, types
+from coremltools.converters.mil.mil import Function, Program, Var, types
 
-from ..ir.query import get_flat_inputs, is_compressed, is_const, is_const_or_compressed
-from ..utils.errors import AnePassesError
 from .execution import Plan
 from .feeds import (
     ShapeChoice,
@@ -32,20 +30,21 @@ from .interval_propagation import ANY_VALUE, Interval
 
 __all__ = [
     "INDICES",
+    "ROWS",
     "SPECIAL",
+    "THRESHOLDS",
     "TIES",
     "WIDE",
     "WIDE_AND_TIES",
     "Domain",
     "build_adversarial_plans",
-    "build_table_row_plans",
     "describe_samples",
 ]
 
 Array = np.ndarray[Any, Any]
 
 WIDE, SPECIAL, TIES, INDICES, SIZES = "wide range", "NaN and infinities", "ties", "indices", "sizes"
-ROWS = "rows of tables that differ"
+ROWS, THRESHOLDS = "rows of tables that differ", "thresholds"
 WIDE_AND_TIES = "wide range and ties"
 "One run instead of two, for functions with long runs: wide range in the first half of each input, ties in the rest."
 _MIN_LONG_RUN_ELEMENTS = 1 << 22
@@ -59,6 +58,7 @@ _DESCRIPTIONS = {
                    "other "
     "multiples of 0.5, some elements +-6e-8 and +-1e-4, rows of zeros, of one number and one-hot",
     ROWS: "ids of the rows in which tables of the two programs differ most",
+    THRESHOLDS: "integers at, above and below the constants that they are compared with",
     INDICES: "indices from -n to n - 1, other integers negative and up to 1000",
 }
 "Description of each kind of feeds in the report."
@@ -76,15 +76,6 @@ _MAX_EXTREMES = 16
 "At most this many elements are extreme: in a network with a large receptive field, more would affect every output."
 _ROW_SCALES = (30.0, 1e-3, 1.0)
 "Scales of the rows of wide-range feeds: large, small and ordinary rows, so that sums over rows mix magnitudes."
-
-
-_ROWS_AT_ONCE = 1024
-"Rows of tables that are compared at a time, in float64: a table may be as large as memory."
-_MAX_INDEX_OPS, _MAX_INDICES = 64, 1 << 16
-"""Most ops that compute the indices of a lookup from inputs, and most elements of each result.
-
-These ops run about log2(n) times for an input of n elements, so they must be cheap.
-"""
 
 
 @dataclass(frozen=True)
@@ -136,195 +127,6 @@ def build_adversarial_plans(
                        for each, value in feeds.items()}
             made.append(Plan(name, choice.label, clipped, make_state(function, 0), typed=False, adversarial=SIZES))
     return made
-
-
-def build_table_row_plans(before: Program, after: Program, describe: Callable[[str], Any]) -> list[Plan]:
-    """Make a run for each function with differing tables: its ids look up the rows that differ.
-
-    Normal draws read few rows of a large table, so a difference in a single row would not be found.
-    """
-    made = []
-    for name, function in before.functions.items():
-        found = _find_differing_lookups(before, after, name)
-        if found:
-            description = describe(name)
-            choice = list_shape_choices(function, description)[0]
-            feeds = make_feeds(function, choice, 0, description)
-            domains = infer_input_domains(function, get_symbol_sizes(function, choice.shapes))
-            wanted: dict[str, list[tuple[Array, _IdUse]]] = {}
-            for indices, rows in found:
-                for use in _find_id_uses(before, name, indices, feeds):
-                    wanted.setdefault(use.name, []).append((rows, use))
-            chosen = {each: _choose_ids(feeds[each], uses, domains[each]) for each, uses in wanted.items()}
-            if chosen:
-                made.append(Plan(name, ROWS, feeds | chosen, make_state(function, 0), typed=False, adversarial=ROWS))
-    return made
-
-
-def _find_differing_lookups(before: Program, after: Program, function: str) -> list[tuple[Var, Array]]:
-    """Return, for each lookup in a constant table that differs between the programs, its indices and the differing
-    rows."""
-    tables = [dict(_iterate_tables(program.functions[function])) for program in (before, after)]
-    found = []
-    for place, (old, indices) in tables[0].items():
-        new, _ = tables[1].get(place, (None, None))
-        if new is None or (is_compressed(old) and _is_stored_alike(old, new)):
-            continue
-        try:
-            dense = [_read_table(program, function, var, place.axis) for program, var in ((before, old), (after, new))]
-        except AnePassesError:
-            continue  # a run cannot read it either, and its report states the error
-        if (rows := _find_differing_rows(*dense)).size:
-            found.append((indices, rows))
-    return found
-
-
-class _TablePlace(NamedTuple):
-    """The identity of a table in a function: shape, axis of the rows, and number among the tables with these two.
-
-    Names cannot identify it, because they may differ in the other program.
-    """
-
-    shape: tuple[int, ...]
-    axis: int
-    number: int
-
-
-class _IdUse(NamedTuple):
-    """The dependence of a lookup's indices on one input: an index is `base` + `step` * (input element `element`).
-
-    The three arrays have one entry for each index that depends on the input.
-    """
-
-    name: str
-    base: Array
-    step: Array
-    element: Array
-
-
-def _find_id_uses(program: Program, function: str, indices: Var, feeds: Mapping[str, Array]) -> list[_IdUse]:
-    """Determine the dependence of `indices` on each input by computing them for inputs of 0 and 1.
-
-    Returns an empty list if this needs too much computation, or if the indices cannot be computed.
-
-    A run with a single 1 would show which indices depend on this element, but an input of n elements would need n runs.
-    We assume that each index depends on one element. The number of this element is then found bit by bit in log2(n)
-    runs. If the assumption is wrong, the ids are no worse than sampled ones.
-    """
-    from ..runtime import Runtime
-
-    ops = _list_needed_ops(indices)
-    if ops is None:
-        return []
-    read = {indices, *(each for op in ops for each in get_flat_inputs(op))}
-    names = [name for name, var in program.functions[function].inputs.items() if name in feeds and var in read]
-    found = []
-    try:
-        runtime = Runtime(program, function=function, precision="float64")
-        for name in names:
-            def compute(bits: Array, name: str = name) -> Array:
-                value = bits.reshape(feeds[name].shape).astype(feeds[name].dtype)
-                return np.asarray(runtime.compute(indices, ops, {**feeds, name: value}), np.int64).reshape(-1)
-
-            numbers = np.arange(feeds[name].size)
-            base = compute(np.zeros_like(numbers))
-            step = compute(np.ones_like(numbers)) - base
-            element = np.zeros_like(base)
-            for bit in range(int(numbers[-1:].max(initial=0)).bit_length()):
-                element |= (compute(numbers >> bit & 1) != base).astype(np.int64) << bit
-            places = np.flatnonzero((step != 0) & (element < numbers.size))
-            if places.size:
-                found.append(_IdUse(name, base[places], step[places], element[places]))
-    except AnePassesError:
-        pass  # the indices cannot be computed for these values; the next input is tried
-    return found
-
-
-def _list_needed_ops(var: Var) -> list[Operation] | None:
-    """Return the ops of the function that compute `var`, in program order.
-
-    Returns None if they are too expensive for indices: too many ops, ops with blocks, or too many elements.
-    """
-    needed: set[Operation] = set()
-    pending = [var]
-    while pending:
-        op = pending.pop().op
-        if op is None or op in needed or is_const_or_compressed(op.outputs[0]):
-            continue
-        if len(needed) == _MAX_INDEX_OPS or op.blocks or any(each.rank and math.prod(
-                size if isinstance(size, int) else 1 for size in each.shape) > _MAX_INDICES for each in op.outputs):
-            return None
-        needed.add(op)
-        pending.extend(get_flat_inputs(op))
-    block = var.op.enclosing_block if var.op is not None else None
-    return [op for op in block.operations if op in needed] if block is not None else []
-
-
-def _choose_ids(drawn: Array, wanted: Sequence[tuple[Array, _IdUse]], domain: Interval) -> Array:
-    """Return `drawn` with ids replaced by ones that look up the wanted rows; ids that cannot do so are unchanged.
-
-    `wanted` has the rows of each table together with the dependence of the lookup on the ids.
-    """
-    ids = drawn.reshape(-1).copy()
-    readers: dict[int, set[tuple[int, int, int]]] = {}
-    for number, (_, use) in enumerate(wanted):
-        for base, step, element in zip(use.base.tolist(), use.step.tolist(), use.element.tolist()):
-            readers.setdefault(element, set()).add((number, base, step))
-    alike: dict[frozenset[tuple[int, int, int]], list[int]] = {}
-    for element, places in readers.items():
-        alike.setdefault(frozenset(places), []).append(element)
-    for same, elements in alike.items():
-        hits = [(wanted[number][0] - base, step) for number, base, step in sorted(same)]
-        able = np.concatenate([gaps[gaps % step == 0] // step for gaps, step in hits])
-        able = able[(able >= max(domain[0], 0)) & (able <= domain[1])]
-        if able.size:
-            ids[elements] = np.resize(able, len(elements))
-    return ids.reshape(drawn.shape)
-
-
-def _iterate_tables(function: Function) -> Iterator[tuple[_TablePlace, tuple[Var, Var]]]:
-    """Yield each constant table, compressed or not, that is read at computed indices, with its lookup's indices."""
-    counts: dict[Any, int] = {}
-    for op in function.operations:
-        if op.op_type != "gather" or not is_const_or_compressed(op.x) or op.axis is None or op.axis.val is None:
-            continue
-        if op.x.rank and not is_const(op.indices):
-            shape, axis = tuple(op.x.shape), int(op.axis.val) % op.x.rank
-            counts[shape, axis] = counts.get((shape, axis), 0) + 1
-            yield _TablePlace(shape, axis, counts[shape, axis]), (op.x, op.indices)
-
-
-def _is_stored_alike(old: Var, new: Var) -> bool:
-    """Return whether two constants come from equal ops with equal stored numbers: then they need not be computed."""
-    first, second = old.op, new.op
-    if first.op_type != second.op_type or first.inputs.keys() != second.inputs.keys():
-        return False
-    if first.op_type == "const":
-        return np.array_equal(old.val, new.val)
-    return all(_is_stored_alike(var, second.inputs[name]) for name, var in first.inputs.items())
-
-
-def _read_table(program: Program, function: str, var: Var, axis: int) -> Array:
-    """Return a table as a run reads it, with its rows on the first axis; a compressed table is returned in fp32."""
-    from ..runtime import Runtime
-
-    dense = var.val if is_const(var) else Runtime(program, function=function).read_constant(var)
-    return np.moveaxis(np.asarray(dense), axis, 0)
-
-
-def _find_differing_rows(old: Array, new: Array) -> Array:
-    """Return the indices of the rows in which two tables differ, the largest difference first."""
-    if np.may_share_memory(old, new):
-        return np.empty(0, np.int64)
-    gaps = np.zeros(len(old))
-    for begin in range(0, len(old), _ROWS_AT_ONCE):
-        first, second = (np.asarray(each[begin:begin + _ROWS_AT_ONCE], np.float64) for each in (old, new))
-        with np.errstate(invalid="ignore"):
-            gap = np.where(first == second, 0.0, np.nan_to_num(np.abs(first - second), nan=np.inf))
-        gap[np.isnan(first) & np.isnan(second)] = 0.0
-        gaps[begin:begin + _ROWS_AT_ONCE] = gap.reshape(len(gap), -1).max(axis=1, initial=0.0)
-    rows = np.argsort(-gaps, kind="stable")
-    return rows[:int(np.count_nonzero(gaps))]
 
 
 def describe_samples(plans: Sequence[Plan]) -> list[str]:

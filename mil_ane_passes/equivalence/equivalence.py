@@ -21,7 +21,7 @@ from ..utils.errors import InputError, LimitReached
 from ..utils.option_spelling import format_option
 from ..utils.text_format import escape_text, format_count, format_lines, format_short_repr
 from ..utils.upgraded_source import UpgradedSource, upgrades_to_dict
-from .adversarial_feeds import SPECIAL, Domain, build_adversarial_plans, build_table_row_plans, describe_samples
+from .adversarial_feeds import SPECIAL, Domain, build_adversarial_plans, describe_samples
 from .comparison import EVERY_OUTPUT, Accuracy, OutputDifference, Strictness, compare_outputs, fill_undefined
 from .coverage import Unknown, find_outputs_without_numbers, find_unentered_blocks, select_differing
 from .difference import FirstDifference
@@ -43,6 +43,7 @@ from .execution import (
 )
 from .feeds import get_symbol_sizes
 from .interface_widths import find_interface_widths, holds_floats, round_feeds, round_results
+from .lookup_feeds import build_table_row_plans
 from .propagate import (
     MOVED,
     NOT_JUDGED,
@@ -53,6 +54,7 @@ from .propagate import (
     made_of_roundings,
     make_departures,
 )
+from .threshold_feeds import build_threshold_plans
 
 __all__ = ["Case", "VerifyReport", "compare_programs", "compare_with_pipeline", "judge_executions"]
 
@@ -305,7 +307,8 @@ def compare_programs(
     drawn = build_plans(before, seeds, describe, feeds) if feeds is not None else _add_adversarial_plans(
         build_plans(before, seeds, describe), before, describe, promised, {plan.function for plan in further}, ranges)
     if feeds is None and promised.accuracy is None and promised.exactness is not Exactness.APPROXIMATE:
-        drawn += build_table_row_plans(before, after, describe)
+        drawn += build_table_row_plans(before, after, describe, ranges)
+        drawn += build_threshold_plans(before, after, describe, ranges)
     made = [round_feeds(plan, across) for plan in (*further, *drawn) if only in (None, (plan.function, plan.label))]
     regions = RegionLog() if digests else None
     old, new = _execute_both(before, after, made, precisions, progress, quirks, mapping or {}, promised, regions)

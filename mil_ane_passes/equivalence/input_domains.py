@@ -24,7 +24,7 @@ from .interval_propagation import (
     intersect_intervals,
 )
 
-__all__ = ["choose_integer_range", "infer_input_domains"]
+__all__ = ["choose_integer_range", "infer_input_domains", "limit_input_domains"]
 
 _MIN_NEGATIVE_MASK, _MIN_POSITIVE_MASK = 5000.0, 65504.0
 """Constant factors that identify a mask: at most -5000, or at least 65504.
@@ -44,6 +44,15 @@ def infer_input_domains(function: Function, sizes: Mapping[Any, int], negative: 
     sweep = _BackwardSweep(sizes, negative)
     sweep.visit_block(function)
     return {name: sweep.get_interval(var) for name, var in function.inputs.items()}
+
+
+def limit_input_domains(
+    function: Function, sizes: Mapping[Any, int], ranges: Mapping[str, Interval] | None
+) -> dict[str, Interval]:
+    """Infer the domains of the inputs, within the user's intervals."""
+    domains = infer_input_domains(function, sizes)
+    return {name: intersect_intervals([domain, (ranges or {}).get(name, ANY_VALUE)])
+            for name, domain in domains.items()}
 
 
 def choose_integer_range(required: Interval, lowest: int, highest: int, some: int) -> tuple[int, int]:

@@ -187,9 +187,14 @@ class Runtime:
         return {var.name: self._to_result(call.machine, var, results.pop(0)) for var in self._block.outputs}
 
     @synchronized
-    def read_constant(self, var: Any) -> np.ndarray[Any, Any]:
-        """Return the value of a constant of the function, decompressed, as ops read it at this precision."""
+    def read_constant(self, var: Any, ops: Sequence[Any] = ()) -> np.ndarray[Any, Any]:
+        """Return the value of a constant of the function, decompressed, as ops read it at this precision.
+
+        `ops` are those of the function that compute it from constants, in their order.
+        """
         machine = self._make_interpreter()
+        for op in ops:
+            machine.run_op(op)
         return machine.precision.numpy(machine.operand(var), var.dtype)
 
     @synchronized
