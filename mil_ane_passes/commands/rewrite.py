@@ -20,6 +20,7 @@ from ..utils.budget import DEFAULT_MAX_STEPS, share_budget
 from ..utils.errors import InputError
 from ..utils.option_spelling import format_no_verify_option, format_option
 from ..utils.text_format import (
+    format_command_path,
     format_count,
     format_duration,
     format_latency_range,
@@ -396,7 +397,8 @@ class RewriteReport(Document):
 
     def _format_lint_command(self, path: str) -> str:
         """Format the command that lints `path` for the same target."""
-        return join(["mil-ane-passes", "lint", path, *([] if self.target == "all" else ["--target", self.target])])
+        chosen = [] if self.target == "all" else ["--target", self.target]
+        return join(["mil-ane-passes", "lint", format_command_path(path), *chosen])
 
     def _explain_refusal(self) -> str:
         """Explain what broke the equivalence check, and what to try."""

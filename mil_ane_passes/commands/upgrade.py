@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 from dataclasses import KW_ONLY, dataclass, field
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from .._version import __version__
 from ..package.manifest import check_network_path
 from ..utils.errors import InputError
-from ..utils.text_format import escape_text, format_count, format_lines
+from ..utils.text_format import escape_text, format_command_path, format_count, format_lines
 from .options import add_format_option, add_options, argument, command, flag, read_options
 from .output import print_report, show_progress
 
@@ -65,7 +66,7 @@ class UpgradeReport:
             vectors = format_count(len(self.expanded), "quantized vector")
             lines.append(f"decompressed: {vectors} (biases and the like) of {sum(self.expanded.values())} numbers, "
                          f"because these parameters are floats in ML Programs")
-        lines.append(f"written to {escape_text(self.output)}; next: mil-ane-passes lint {escape_text(self.output)}")
+        lines.append(f"written to {self.output}; next: mil-ane-passes lint {quote(format_command_path(self.output))}")
         return format_lines(lines)
 
 

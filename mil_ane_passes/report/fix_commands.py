@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ..package.executorch_program import find_address
 from ..passes.finding import Finding
 from ..transforms.contract import PART_SUFFIXES, build_part_path
+from ..utils.text_format import format_command_path
 
 if TYPE_CHECKING:
     from .lint import LintReport
@@ -41,15 +42,15 @@ def _format_rewrite(report: LintReport, option: str, value: str, dry_run: bool) 
     in_program = find_address(report.model) is not None
     if in_program or os.path.exists(report.model):
         output = _PROGRAM_PLACEHOLDER if in_program else _OUTPUT_PLACEHOLDER
-        return shlex.join(["mil-ane-passes", "rewrite", report.model, "-o", output, f"--{option}", value,
-                           *_list_target_arguments(report), *["--dry-run"] * dry_run])
+        return shlex.join(["mil-ane-passes", "rewrite", format_command_path(report.model), "-o", output,
+                           f"--{option}", value, *_list_target_arguments(report), *["--dry-run"] * dry_run])
     given = "" if report.target == "all" else f", target={report.target!r}"
     return f"mil_ane_passes.rewrite(..., {option}={value!r}{given}{', dry_run=True' * dry_run})"
 
 
 def format_adapt_command(report: LintReport) -> str:
     """Format the command that adapts a language model."""
-    return shlex.join(["mil-ane-passes", "adapt", report.model, "-o", _FOLDER_PLACEHOLDER,
+    return shlex.join(["mil-ane-passes", "adapt", format_command_path(report.model), "-o", _FOLDER_PLACEHOLDER,
                        *_list_target_arguments(report)])
 
 
@@ -61,7 +62,7 @@ def format_split_command(report: LintReport, item: Finding) -> str:
     """Format the command that makes the cuts of a finding; a second cut is made in the first part of the first."""
     several = len(report.plan.program.functions) > 1
     commands: list[str] = []
-    source = report.model
+    source = format_command_path(report.model)
     if report.upgraded:  # `edit` takes packages only
         upgraded = "UPGRADED.mlpackage"
         commands.append(shlex.join(["mil-ane-passes", "upgrade", source, "-o", upgraded]))

@@ -11,7 +11,7 @@ from typing import Any
 from ..passes.evidence import Evidence
 from ..passes.forecast import Forecast
 from ..passes.severity import Severity
-from ..utils.text_format import escape_text, format_count
+from ..utils.text_format import escape_text, format_command_path, format_count
 
 __all__ = ["LayerFinding", "NetworkLint", "iterate_network_lines"]
 
@@ -116,7 +116,8 @@ def _iterate_outlook(found: NetworkLint, model: str, target: str) -> Iterator[st
 def _format_command(model: str, output: str, more: list[str]) -> str:
     if not os.path.exists(model):
         return ""
-    return f": {shlex.join(['mil-ane-passes', 'rewrite', model, '-o', output, '--preset', 'full', *more])}"
+    path = format_command_path(model)
+    return f": {shlex.join(['mil-ane-passes', 'rewrite', path, '-o', output, '--preset', 'full', *more])}"
 
 
 def _format_by(listed: Iterable[LayerFinding], describe: Any, everything: bool) -> Iterator[str]:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 __all__ = ["escape_text", "format_count", "format_duration", "format_latency_range", "format_lines",
-           "format_markdown_code", "format_python_string", "format_short_repr", "format_swift_string", "join_names"]
+           "format_command_path", "format_markdown_code", "format_python_string", "format_short_repr",
+           "format_swift_string", "join_names"]
 
 _UNSAFE_CHARACTERS = re.compile(
     r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]")
@@ -29,6 +30,11 @@ def _escape_character(found: re.Match[str]) -> str:
     if 0xDC80 <= code <= 0xDCFF:  # Python's code for a byte that it could not decode
         return f"\\x{code - 0xDC00:02x}"
     return found[0].encode("unicode_escape").decode()
+
+
+def format_command_path(path: str) -> str:
+    """Format a path as a word of a command to paste, before it is quoted: one that begins with a dash is no option."""
+    return f"./{path}" if path.startswith("-") else path
 
 
 def format_lines(lines: Iterable[str]) -> str:

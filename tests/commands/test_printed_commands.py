@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from pathlib import Path
 
 import coremltools as ct
 import numpy as np
@@ -64,11 +65,12 @@ def loop():
 MODELS = {made.__name__: made for made in (vocoder, lookups, late, loop)}
 
 
-@pytest.fixture(params=MODELS)
+@pytest.fixture(params=[*MODELS, "vocoder in a path with a dash"])
 def package(request, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    path = tmp_path / "a model's.mlpackage"
-    save_program(MODELS[request.param](), path)
+    name, *dashed = request.param.split(" in ")
+    path = Path("-model.mlpackage") if dashed else tmp_path / "a model's.mlpackage"
+    save_program(MODELS[name](), path)
     return path
 
 
