@@ -17,8 +17,8 @@ run once, and so do the ops downstream of a changed region whose results have th
 shared ops are run at float32 if they read no value in which the two programs may differ: both programs continue with
 the same numbers, so the precision of these does not matter. A run that does not pass is repeated entirely at float64.
 Runs on feeds of one shape are made as one batch if no op of either program mixes rows of axis 0; a run that does not
-pass in the batch is repeated alone. A value is freed when neither program needs it. If both programs together exceed the memory limit, they run one after the
-other.
+pass in the batch is repeated alone. A value is freed when neither program needs it. If both programs together exceed
+the memory limit, they run one after the other.
 
 A rewrite that fixes an overflow declares it (`fixes_nonfinite`): if the program before computes NaN or infinity, the
 program after may compute a number. This number is compared with a run of the program before in which constants that
@@ -45,7 +45,8 @@ elements are extreme and the others ordinary, so that most results stay comparab
 
 - Float inputs: a wide range (rows x 30 and x 0.001, +-65504, +-300); NaN, infinities and zeros of both signs; ties
   (multiples of 0.5, zeros of both signs, +-6e-8, +-1e-4, rows of zeros, of one number and one-hot). For a function that
-  computes more than 4 million elements, wide range and ties are the two halves of one run.
+  computes more than 4 million elements, wide range and ties are the two halves of one run. For a function with a max
+  pool, one in four channels or rows is below -20000 in another run.
 - Integer inputs: indices from -n to n - 1, other integers from -100 to 1000, and the first and last row of every table.
   If constant tables of the two programs differ (also compressed ones), the ids of the rows that differ most, whether
   rows are gathered, sliced or multiplied by flags. If integers are compared with constants (limits of masks, lengths,

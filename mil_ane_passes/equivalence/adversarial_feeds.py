@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from coremltools.converters.mil.mil import Function, Program, Var, types
 
+from ..ir.query import iterate_nested_ops
 from .execution import Plan
 from .feeds import (
     ShapeChoice,
@@ -30,6 +31,7 @@ from .interval_propagation import ANY_VALUE, Interval
 
 __all__ = [
     "INDICES",
+    "LOW",
     "ROWS",
     "SPECIAL",
     "THRESHOLDS",
@@ -44,6 +46,7 @@ __all__ = [
 Array = np.ndarray[Any, Any]
 
 WIDE, SPECIAL, TIES, INDICES, SIZES = "wide range", "NaN and infinities", "ties", "indices", "sizes"
+LOW = "far below zero"
 ROWS, THRESHOLDS = "rows of tables that differ", "thresholds"
 WIDE_AND_TIES = "wide range and ties"
 "One run instead of two, for functions with long runs: wide range in the first half of each input, ties in the rest."
@@ -57,6 +60,7 @@ _DESCRIPTIONS = {
     WIDE_AND_TIES: "in one half of each input normal draws x 30 and x 0.001, some elements +-65504 and +-300, in the "
                    "other "
     "multiples of 0.5, some elements +-6e-8 and +-1e-4, rows of zeros, of one number and one-hot",
+    LOW: "one in four channels, images or rows below -20000",
     ROWS: "ids of the rows in which tables of the two programs differ most",
     THRESHOLDS: "integers at, above and below the constants that they are compared with",
     INDICES: "indices from -n to n - 1, other integers negative and up to 1000",
@@ -74,6 +78,9 @@ _ELEMENTS_PER_EXTREME = 32
 "One of this many elements is extreme: a result that depends on few elements must stay comparable."
 _MAX_EXTREMES = 16
 "At most this many elements are extreme: in a network with a large receptive field, more would affect every output."
+_LOW_VALUE, _LOW_SHARE = -20000.0, 4
+"""One in four channels, images or rows of an input lies below this value. A max pool window that contains no other
+values shows a finite number in place of minus infinity, such as a pad of zeros."""
 _ROW_SCALES = (30.0, 1e-3, 1.0)
 "Scales of the rows of wide-range feeds: large, small and ordinary rows, so that sums over rows mix magnitudes."
 
@@ -119,8 +126,9 @@ def build_adversarial_plans(
         default = list_shape_choices(function, description)[0]
         sampler = _Sampler(function, default, description, domain)
         for number, kind in enumerate(sampler.kinds()):
-            made.append(Plan(name, kind, sampler.feeds(kind, number), make_state(function, number), typed=typed,
-                             adversarial=kind))
+            # Rounding is relative to the numbers nearby, which are large there.
+            made.append(Plan(name, kind, sampler.feeds(kind, number), make_state(function, number),
+                             typed=typed and kind != LOW, adversarial=kind))
         for choice in list_size_choices(function, description, domain.largest_size) if small_sizes else ():
             feeds = make_feeds(function, choice, 0, description)
             clipped = {each: domain.clip(each, value).astype(value.dtype) if value.dtype.kind == "f" else value
@@ -156,6 +164,8 @@ class _Sampler:
             shapes = self._choice.shapes
             is_long = _MIN_LONG_RUN_ELEMENTS <= count_computed_elements(self._function, shapes) < math.inf
             yield from (WIDE_AND_TIES, SPECIAL) if is_long else (WIDE, SPECIAL, TIES)
+            if any(op.op_type == "max_pool" for op in iterate_nested_ops(self._function)):
+                yield LOW
         elif any(self._is_index(name, var) or name in self._images for name, var in inputs.items()):
             yield WIDE
         if any(self._is_index(name, var) for name, var in inputs.items()):
@@ -192,6 +202,8 @@ class _Sampler:
             return np.where(np.arange(drawn.size).reshape(drawn.shape) < drawn.size // 2, wide, ties)
         if kind == WIDE:
             values = _set_extremes(random, _scale_rows(random, values), _EXTREMES)
+        elif kind == LOW:
+            values = _lower_slab(values)
         elif kind == TIES:
             values = _set_extremes_and_rows(random, np.round(values * 4) / 2, _TINY_VALUES)
         elif self._domain.allows_special_values(name):
@@ -220,6 +232,17 @@ def _scale_rows(random: np.random.Generator, values: Array) -> Array:
     count = int(np.prod(shape))
     scales = np.resize(np.array(_ROW_SCALES), count)
     return np.asarray(rows * random.permutation(scales).reshape(shape)).reshape(values.shape)
+
+
+def _lower_slab(values: Array) -> Array:
+    """Return `values` with the last indices of their first axis of four or more, but the last axis, far below zero."""
+    axis = next((axis for axis, size in enumerate(values.shape[:-1]) if size >= _LOW_SHARE), None)
+    if axis is None:
+        return values
+    low = np.moveaxis(values.copy(), axis, 0)
+    count = len(low) // _LOW_SHARE
+    low[-count:] = _LOW_VALUE * (1 + np.abs(low[-count:]) / 100)
+    return np.moveaxis(low, 0, axis)
 
 
 def _set_extremes(

@@ -411,3 +411,19 @@ def test_both_comparisons_say_what_extreme_feeds_they_judge():
     assert "feeds= compares on your own values" in note
     feeds = {name: np.random.default_rng(0).standard_normal((6, 4)) for name in ("x", "z")}
     assert ane.verify(before, report.package, feeds=feeds, fixes_nonfinite=True).equal
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8, 8), (1, 1, 16, 16), (2, 4, 8, 8), (4, 3, 8, 8)])
+@pytest.mark.parametrize("level", [-100.0, -1e4])
+def test_a_finite_pad_of_a_max_pool_is_seen(shape, level):
+    """A pool has minus infinity around the image: where a window holds less than the pad, the two differ."""
+    def pooled(x):
+        return mb.max_pool(x=x, kernel_sizes=[3, 3], strides=[1, 1], pad_type="custom", pad=[1, 1, 1, 1], name="y")
+
+    def padded(x):
+        wide = mb.pad(x=x, pad=[1, 1, 1, 1], mode="constant", constant_val=np.float32(level))
+        return mb.max_pool(x=wide, kernel_sizes=[3, 3], strides=[1, 1], pad_type="valid", name="y")
+
+    one, other = (build_program(body, dtype=types.fp32, x=shape) for body in (pooled, padded))
+    assert compare_programs(one, other).status == "different"
+    assert compare_programs(one, build_program(pooled, dtype=types.fp32, x=shape)).equal
