@@ -22,7 +22,7 @@ def test_without_a_code_the_topics_are_listed(capsys):
 
 
 @pytest.mark.parametrize(("topic", "promise"), [
-    ("equivalence", "no draw reaches"), ("prediction", "*predicted*"), ("guard", "--max-growth"),
+    ("equivalence", "no sample reaches"), ("prediction", "*predicted*"), ("guard", "--max-growth"),
     ("numbers", "65504"), ("threads", "exclusive()"), ("packages", "byte for byte"),
     ("runtime", "--quirk"), ("Frontend", "NotConverted")])
 def test_a_topic_is_a_page(topic, promise, capsys):
