@@ -427,3 +427,28 @@ def test_a_finite_pad_of_a_max_pool_is_seen(shape, level):
     one, other = (build_program(body, dtype=types.fp32, x=shape) for body in (pooled, padded))
     assert compare_programs(one, other).status == "different"
     assert compare_programs(one, build_program(pooled, dtype=types.fp32, x=shape)).equal
+
+
+INNER, OUTER = (np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+                for seed, shape in ((1, (4, 4, 3, 3)), (2, (8, 4, 1, 1))))
+
+
+def two_convs(x):
+    return mb.relu(x=mb.conv(x=mb.conv(x=x, weight=INNER, pad_type="same"), weight=OUTER), name="y")
+
+
+def one_conv(x):
+    weight = np.einsum("oi,ikhw->okhw", np.float64(OUTER[:, :, 0, 0]), np.float64(INNER))
+    return mb.relu(x=mb.conv(x=x, weight=weight.astype(np.float32), pad_type="same"), name="y")
+
+
+def test_sums_of_infinities_are_judged_without_them():
+    """Infinities of both signs make a NaN in one order of sums and an infinity in another, which a relu makes 0."""
+    two, one = (build_program(body, dtype=types.fp32, x=(1, 4, 8, 8)) for body in (two_convs, one_conv))
+    judged = Strictness(Exactness.ROUNDING, keeps_nonfinite=False, moves=1e-6)
+    for pair in ((two, one), (one, two)):
+        report = compare_programs(*pair, exactness=judged)
+        assert report.equal, str(report)
+    swallowed = build_program(
+        lambda x: one_conv(mb.select(cond=mb.equal(x=x, y=x), a=x, b=np.float32(0))), dtype=types.fp32, x=(1, 4, 8, 8))
+    assert compare_programs(two, swallowed, exactness=judged).status == "different"
