@@ -207,7 +207,9 @@ def verify(options: VerifyOptions) -> VerifyReport:
     `widths`, float inputs and outputs may have different widths, as after `ane::fp16_io`. `max_steps`,
     `max_seconds` and `max_memory` as in `run`: beyond them the result is "not verified".
 
-    A NeuralNetwork is compared as the ML Program that `upgrade` makes of it; the report's `upgraded` says so.
+    A NeuralNetwork is compared as the ML Program that `upgrade` makes of it; the report's `upgraded` says so. What two
+    packages declare has to agree as well: the order of an image's channels, defaults of inputs that may be left out,
+    the shapes that are run, and how a pipeline connects its parts.
 
     `atol`, `rtol`, `snr`, `cosine` limit the error of models that are expected to differ; see `Accuracy`. An entire
     pipeline may be compared with a single model. One side may be a torch module (in eval mode) or any callable, which
@@ -361,7 +363,13 @@ def _compare_declarations(
         before, after = old.describe(name), new.describe(name)
         check_declarations(f"function '{name}'", function, before, after, fed)
         notes += list_image_notes(f"function '{name}'", before, after)
-    if not (old.is_pipeline and new.is_pipeline) or options.function is not None:
+    if options.function is not None:
+        return notes, ""
+    defaults = [each.program.default_function_name for each in (old, new)]
+    if defaults[0] != defaults[1]:
+        notes.append(f"the default function is '{defaults[0]}' in the first and '{defaults[1]}' in the second; "
+                     "functions of the same name were compared")
+    if not (old.is_pipeline and new.is_pipeline):
         return notes, ""
     unseen = find_differing_parts(old.package.members, new.package.members)
     specs = old.package.spec, new.package.spec

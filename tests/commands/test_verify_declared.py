@@ -10,7 +10,7 @@ from coremltools.converters.mil import Builder as mb
 from coremltools.converters.mil.mil import get_new_symbol
 
 import mil_ane_passes as ane
-from tests.package.helpers import make, normal, spec_of, write_spec
+from tests.package.helpers import make, normal, spec_of, with_functions, write_spec
 
 IMAGE, ARRAY = (1, 3, 8, 8), (1, 8)
 
@@ -104,3 +104,18 @@ def test_shapes_that_the_second_does_not_accept(tmp_path):
         ane.verify(paths[64], paths[32])
     assert ane.verify(paths[32], paths[64]).equal
     assert ane.verify(paths[64], paths[32], feeds={"x": normal(1, 16)}).equal
+
+
+def test_another_default_function_is_said_to_be_so(tmp_path):
+    """Functions are compared by name, and a prediction without a name runs another one."""
+    @mb.program(input_specs=[mb.TensorSpec(ARRAY)], opset_version=ct.target.iOS18)
+    def program(x):
+        return mb.relu(x=x, name="y")
+
+    part = make(tmp_path / "part.mlpackage", program, ct.target.iOS18)
+    one, two = (with_functions(tmp_path / f"{default}.mlpackage", {"first": part, "second": part}, default)
+                for default in ("first", "second"))
+    report = ane.verify(one, two)
+    assert report.equal and any("the default function is 'first' in the first and 'second' in the second" in note
+                                for note in report.notes)
+    assert not ane.verify(one, one).notes and not ane.verify(one, two, function="first").notes
