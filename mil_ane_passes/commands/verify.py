@@ -323,6 +323,7 @@ def _verify_models(options: VerifyOptions, strictness: Strictness) -> VerifyRepo
 def _compare_sources(
     options: VerifyOptions, strictness: Strictness, old: OpenedSource, new: OpenedSource
 ) -> VerifyReport:
+    from ..equivalence.declarations import check_declarations
     from ..equivalence.equivalence import compare_programs, compare_with_pipeline
 
     precisions = (options.precision,) if options.precision == "float64" else ("float64", options.precision)
@@ -333,6 +334,11 @@ def _compare_sources(
                              "part: "
                              f"{format_option('function')}PART/FUNCTION")
         single, pipeline = (new, old) if old.is_pipeline else (old, new)
+        if single.package is not None:
+            described = [each.package.spec.description if each is pipeline and each.package is not None
+                         else each.describe(each.program.default_function_name) for each in (old, new)]
+            check_declarations("the model", None, described[0], described[1],
+                               None if options.feeds is None else set(options.feeds))
         return compare_with_pipeline(single.program, pipeline.package, program_first=single is old,
                                      describe=single.describe, **how)
     if options.feeds is None:

@@ -347,3 +347,16 @@ def test_pipelines_that_connect_their_parts_otherwise_are_refused(tmp_path):
     with pytest.raises(ane.InputError, match="output 'x' of the pipeline is .* in the second"):
         ane.verify(one, three)
     assert ane.verify(one, one).equal
+
+
+def test_an_image_of_a_pipeline_is_in_the_order_of_the_other_model(tmp_path):
+    parts = [scaled(tmp_path, "a", ("x", "mid"), 2.0, ("BGR", None)), scaled(tmp_path, "b", ("mid", "out"), 3.0)]
+    whole = tmp_path / "whole.mlpackage"
+    scaled(tmp_path, "whole", ("x", "out"), 6.0, ("RGB", None))
+    joined(parts, ["x"], ["out"], tmp_path / "pipeline.mlpackage")
+    for pair in ((whole, tmp_path / "pipeline.mlpackage"), (tmp_path / "pipeline.mlpackage", whole)):
+        with pytest.raises(ane.InputError, match="input 'x' of the model is an image in the order"):
+            ane.verify(*pair)
+    same = scaled(tmp_path, "c", ("x", "mid"), 2.0, ("RGB", None))
+    joined([same, parts[1]], ["x"], ["out"], tmp_path / "same.mlpackage")
+    assert ane.verify(whole, tmp_path / "same.mlpackage").equal
