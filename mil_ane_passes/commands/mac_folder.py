@@ -57,7 +57,11 @@ def stage_folder(folder: str | PathLike[str]) -> Iterator[Path]:
         staged.mkdir()
         yield staged
         if goal.is_dir():
-            goal.rmdir()
+            try:
+                goal.rmdir()
+            except OSError as error:
+                raise InputError(f"{goal}: is no longer an empty folder, as another program wrote to it; expected a "
+                                 "free path or an empty folder") from error
         move_to_free_path(staged, goal)
 
 

@@ -16,6 +16,7 @@ from coremltools.converters.mil.mil import types
 from coremltools.models import compute_plan
 
 import mil_ane_passes as ane
+from mil_ane_passes.commands.mac_folder import stage_folder
 from mil_ane_passes.commands.main import main
 from tests.conversions import save_program
 from tests.package.helpers import with_functions
@@ -246,3 +247,12 @@ def test_an_empty_folder_is_used(source, tmp_path, capsys):
     (tmp_path / "mac").mkdir()
     folder, _ = written(tmp_path, capsys, source, "--seeds", "1")
     assert (folder / "measure.py").is_file() and [path.name for path in tmp_path.iterdir()] == ["mac"]
+
+
+def test_a_folder_that_another_program_fills_meanwhile_is_named(tmp_path):
+    goal = tmp_path / "measure"
+    with pytest.raises(ane.InputError, match="measure: is no longer an empty folder, as another program wrote to it"):
+        with stage_folder(goal):
+            goal.mkdir()
+            (goal / "theirs").touch()
+    assert [each.name for each in tmp_path.rglob("*")] == ["measure", "theirs"]
