@@ -58,8 +58,9 @@ Feeds on which the model itself cannot run are dropped. The field `sampled` of t
 The user's intervals (`--ranges`) limit these feeds, and so does the domain of the rewrites that fired. A rule declares
 the smallest and largest magnitude of inputs for which it holds (`within`: at most 30 for a finite mask), whether NaN
 and infinity reach the same results (`keeps_nonfinite`), and the error of an approximating formula in units in the last
-place (`ulps`). Without `keeps_nonfinite`, a number in place of a NaN that is a sum of infinities of both signs counts as
-equal if the run passes with NaN in place of the infinities. Rewrites that approximate, which no preset has, are judged on normal draws and the user's feeds only.
+place (`ulps`). Without `keeps_nonfinite`, a number in place of a NaN that is a sum of infinities of both signs counts
+as equal if the run passes with NaN in place of the infinities. Rewrites that approximate, which no preset has, are
+judged on normal draws and the user's feeds only.
 
 The verdict is *not verified*, and nothing is written, if the runtime does not support an op, if none of the sampled
 feeds can be run, or if no run entered a branch or loop body that a rewrite changed. A shape that the model itself does
