@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from coremltools.converters.mil.mil import Function, Operation, Program, Var
 
+from ..ir.constants import is_stored_alike
 from ..ir.query import get_const_value, get_flat_inputs, is_compressed, is_const_or_compressed
 from ..utils.errors import AnePassesError
 from .adversarial_feeds import ROWS
@@ -84,7 +85,7 @@ def _find_differing_lookups(before: Program, after: Program, function: str) -> l
     found = []
     for place, old in lookups[0].items():
         new = lookups[1].get(place)
-        if new is None or (old.axis == new.axis and _is_stored_alike(old.table, new.table)):
+        if new is None or (old.axis == new.axis and _is_made_alike(old.table, new.table)):
             continue
         try:
             dense = [_read_table(program, function, lookup) for program, lookup in ((before, old), (after, new))]
@@ -273,19 +274,17 @@ def _choose_ids(drawn: Array, wanted: Sequence[tuple[Array, IdUse]], domain: Int
     return ids.reshape(drawn.shape)
 
 
-def _is_stored_alike(old: Var, new: Var) -> bool:
+def _is_made_alike(old: Var, new: Var) -> bool:
     """Return whether two tables are made by the same ops of equal numbers, so that they need not be computed."""
-    if old is new:
+    if is_stored_alike(old, new):
         return True
     first, second = old.op, new.op
-    if first.op_type != second.op_type or first.inputs.keys() != second.inputs.keys():
+    if is_const_or_compressed(old) or first.op_type != second.op_type or first.inputs.keys() != second.inputs.keys():
         return False
-    if first.op_type == "const":
-        return bool(np.may_share_memory(old.val, new.val)) or np.array_equal(old.val, new.val)
     pairs = list(zip(get_flat_inputs(first), get_flat_inputs(second)))
     same_output = first.outputs.index(old) == second.outputs.index(new)
     return same_output and len(get_flat_inputs(first)) == len(get_flat_inputs(second)) and all(
-        _is_stored_alike(*pair) for pair in pairs)
+        _is_made_alike(*pair) for pair in pairs)
 
 
 def _read_table(program: Program, function: str, lookup: _Lookup) -> Array:

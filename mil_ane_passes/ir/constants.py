@@ -20,8 +20,8 @@ from coremltools.converters.mil.mil.builder import _BEFORE_OP_STACK
 from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry
 from coremltools.converters.mil.mil.scope import SCOPE_STACK
 
-__all__ = ["BlobRef", "LazyValue", "get_blob_ref", "make_bare_var", "make_const", "make_reshaped_const",
-           "unpack_codes", "unpack_elements"]
+__all__ = ["BlobRef", "LazyValue", "get_blob_ref", "is_stored_alike", "make_bare_var", "make_const",
+           "make_reshaped_const", "unpack_codes", "unpack_elements"]
 
 _ELEMENTS_AT_ONCE = 1 << 18
 "Elements that are unpacked at once: few enough for the processor's cache. A multiple of 8 ends at a byte boundary."
@@ -152,6 +152,21 @@ def get_blob_ref(var: Var) -> BlobRef | None:
     """Return the location of a const's bytes, or None for a const that was made in memory."""
     blob = getattr(var.op, "blob", None)
     return blob if isinstance(blob, BlobRef) else None
+
+
+def is_stored_alike(one: Var | None, other: Var | None) -> bool:
+    """Return whether two constants are made by the same ops of equal numbers, so that they need not be computed."""
+    if one is other:
+        return True
+    if one is None or other is None or one.op is None or other.op is None or one.op.op_type != other.op.op_type or (
+            one.op.inputs.keys() != other.op.inputs.keys()):
+        return False
+    if one.op.op_type == "const":
+        blob = get_blob_ref(one)
+        alike = one.sym_type == other.sym_type
+        return alike and (blob is not None and blob == get_blob_ref(other) or np.array_equal(one.val, other.val))
+    return one.op.op_type.startswith("constexpr_") and one.op.outputs.index(one) == other.op.outputs.index(other) and (
+        all(is_stored_alike(var, other.op.inputs[name]) for name, var in one.op.inputs.items()))
 
 
 def make_reshaped_const(var: Var, shape: tuple[int, ...], name: str, before_op: Operation | None = None) -> Var:
