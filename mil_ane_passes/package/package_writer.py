@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import IO
 
 from ..utils.errors import InputError
 from ..utils.locking import synchronized
@@ -16,7 +17,7 @@ from .blobs import Blob, WeightFiles
 from .contents import list_contents
 from .copy_ahead import CopyAhead
 from .debug_handles import format_debug_handles
-from .destination import check_destination
+from .destination import check_destination, check_file_destination
 from .file_clone import clone_file
 from .files import copy_file, copy_mode, link_file, sync_path
 from .manifest import Layout
@@ -132,14 +133,41 @@ class PackageOutput:
     extra: Mapping[Path, bytes] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class StagedFile:
+    """A file that belongs to packages, complete in a staging folder as `path`; it appears at the folder's target."""
+
+    staging: Staging
+
+    @property
+    def path(self) -> Path:
+        return self.staging.folder / _NEW_NAME
+
+
+def stage_file(stack: ExitStack, target: Path, fill: Callable[[IO[bytes]], object]) -> StagedFile:
+    """Let `fill` write a file into a staging folder beside `target`, which is removed when `stack` is closed.
+
+    `write_models` moves it to the target. Raises InputError where it cannot be written.
+    """
+    with convert_write_errors(target, "the file"):
+        staged = StagedFile(stack.enter_context(Staging(target)))
+        with open(staged.path, "xb") as file:
+            fill(file)
+            file.flush()
+            os.fsync(file.fileno())
+    return staged
+
+
 @synchronized
 def write_models(
-    outputs: Sequence[PackageOutput], *, overwrite: bool = False, link: bool = False, ahead: CopyAhead | None = None
+    outputs: Sequence[PackageOutput], *, overwrite: bool = False, link: bool = False, ahead: CopyAhead | None = None,
+    files: Sequence[StagedFile] = (),
 ) -> None:
-    """Write several packages, all or none; files that a `PackageOutput` does not change are those of its source.
+    """Write several packages, and put `files` in their places, all or none.
 
-    The packages appear one after another when the last is complete. If the process is killed between two of them, the
-    packages that have appeared stay, and each is complete. Raises the errors of `save`.
+    Files that a `PackageOutput` does not change are those of its source. The files appear first, then the packages, one
+    after another, when the last is complete. If the process is killed between two of them, those that have appeared
+    stay, and each is complete. Raises the errors of `save`.
     """
     with ExitStack() as stack:
         stagings = []
@@ -154,13 +182,15 @@ def write_models(
             with convert_write_errors(each.target):
                 each.files.check_unchanged()  # else the copied files could be of two different states of the source
         with ExitStack() as undo:
-            for each, staging in zip(outputs, stagings, strict=True):
-                with convert_write_errors(each.target):
-                    _publish_package(staging.folder / _NEW_NAME, each.target, staging.folder / REPLACED, overwrite)
+            for staging in (*(file.staging for file in files), *stagings):
+                what = "package" if staging in stagings else "file"
+                with convert_write_errors(staging.target, f"the {what}"):
+                    _publish_package(staging.folder / _NEW_NAME, staging.target, staging.folder / REPLACED, overwrite,
+                                     what)
                 undo.callback(_undo_publish, staging)
             undo.pop_all()
-    for each in outputs:
-        _sync_parent_folder(each.target)
+    for target in (*(file.staging.target for file in files), *(each.target for each in outputs)):
+        _sync_parent_folder(target)
 
 
 def _undo_publish(staging: Staging) -> None:
@@ -260,20 +290,26 @@ def _copy_or_link(path: Path, copy: Path, ahead: CopyAhead | None, link: bool) -
     return True
 
 
-def _publish_package(staged: Path, target: Path, aside: Path, overwrite: bool) -> None:
-    """Move `staged` to `target`, in one step if the file system supports it; other runs may do the same meanwhile."""
+def _publish_package(staged: Path, target: Path, aside: Path, overwrite: bool, what: str = "package") -> None:
+    """Move `staged` to `target`, in one step if the file system supports it; other runs may do the same meanwhile.
+
+    `what` is "package", or "file" for one that belongs to packages.
+    """
     for _ in range(_MAX_TRIES):
         try:
             if not (overwrite and os.path.lexists(target)):
                 return move_to_free_path(staged, target)
-            check_destination(staged, target, overwrite)  # still something that may be replaced
+            if what == "package":
+                check_destination(staged, target, overwrite)  # still something that may be replaced
+            else:
+                check_file_destination(None, target, overwrite, "a file")
             return exchange_paths(staged, target, aside)
         except FileNotFoundError:
             if not staged.exists():
                 raise
         except FileExistsError as error:
             if not overwrite:
-                raise InputError(f"{target}: another run put a package there meanwhile; it stays, and nothing of this "
+                raise InputError(f"{target}: another run put a {what} there meanwhile; it stays, and nothing of this "
                                  "run is left; expected a free path, or overwrite to replace what is there") from error
     raise InputError(f"{target}: other runs keep replacing it; write to this path with one run at a time")
 
