@@ -413,8 +413,8 @@ def _transform(
     rest: list[Transform] = [StateToIo()] if options.cache == "io" and not structure.caches else []
     integers = [structure.ids, positions[0]]
     if options.embedding != "package":
-        table = _read_table(function, structure)
-        rest.insert(0, TokenInput(structure.ids, _EMBEDDING, partial(read_rows, table), options.embedding == "one-hot"))
+        rest.insert(0, TokenInput(structure.ids, _EMBEDDING, lambda table: partial(read_rows, table),
+                                  options.embedding == "one-hot"))
         integers = [positions[0]]
     lookup, main = apply_transforms(draft, [*rest, SplitInputs(integers)])
     outputs = {var.name for var in main.program.functions[structure.function].outputs}
@@ -432,7 +432,7 @@ def _transform(
 
 def _read_table(function: Function, structure: DecoderStructure) -> dict[str, Any]:
     from ..transforms.decoder import find_lookup
-    from ..transforms.token_input import read_table
+    from ..transforms.stored_table import read_table
 
     lookup = find_lookup(function.inputs[structure.ids])
     assert lookup is not None
@@ -479,17 +479,18 @@ def _write_embedding(
     options: AdaptOptions, before: Program, structure: DecoderStructure, form: _Form, folder: Path, report: AdaptReport
 ) -> dict[str, Any]:
     """Write the table of embeddings if it is a file; returns its manifest, and reports the trade-off."""
+    from ..transforms.stored_table import describe_table, list_table_arrays
+
     if options.embedding == "package":
         return {"form": "package"}
     table = _read_table(before.functions[structure.function], structure)
     held = describe_var(form.main.program.functions[structure.function].inputs[_EMBEDDING])
     found = {"form": options.embedding, "input": _EMBEDDING, "dtype": held["dtype"]}
-    arrays = {name: each for name, each in table.items() if isinstance(each, np.ndarray)}
+    arrays = list_table_arrays(table)
     nbytes = sum(each.nbytes for each in arrays.values())
     crossing = int(np.prod(held["shape"])) * np.dtype(held["dtype"]).itemsize
     if options.embedding == "npy":
-        found |= {name: each for name, each in table.items() if name not in arrays}
-        found["files"] = {name: f"embedding{'' if name == 'data' else '_' + name}.npy" for name in arrays}
+        found |= describe_table(table, _EMBEDDING)
         for name, file in found["files"].items():
             np.save(folder / file, arrays[name])
         cost = f"the caller reads rows of {nbytes:,} bytes in files, {crossing:,} bytes cross a token"

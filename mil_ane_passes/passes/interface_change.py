@@ -40,8 +40,8 @@ class InterfaceChange:
 
     `old` is its name before, None if it is new; `new` is its name after, None if it is gone. `map` converts an array of
     the old form to the new one, `unmap` converts it back: `unmap(map(value))` is what both forms can hold of a value.
-    `make` computes a new input from the feeds of before, or the initial value of a new state from these and the states
-    of before; without it, a new input
+    `make` computes a new input from the feeds of before, in the form that steps before it gave them, or the initial
+    value of a new state from the feeds of before and the states; without it, a new input
     comes from a part of the model that runs earlier. `shape` is the only shape of the old form that the new one
     accepts, where the old one accepted others. `unmap_with` converts back what depends on the feeds of before, which
     are its second argument. `shapes` are shapes of inputs of before, by name, that go together and are to be tried in
@@ -175,7 +175,7 @@ class InterfaceMapping:
             moved = {each.new: each.map(found[each.old]) for each in changes
                      if each.new is not None and each.old is not None and each.old in found}
             made = {} if feeds is None else {
-                each.new: each.make(feeds if kind == "input" else {**feeds, **found}) for each in changes
+                each.new: each.make({**feeds, **found}) for each in changes
                 if each.old is None and each.new is not None and each.make is not None}
             found = {**kept, **moved, **made}
         return found

@@ -1,45 +1,49 @@
-"""Token ids replaced by what is looked up for them: rows of the table, which the caller reads, or one-hot rows.
-
-The table is a const or compressed; `read_table` returns what it consists of, as compressed as it is.
-"""
+"""Token ids replaced by what is looked up for them: rows of the table, which the caller reads, or one-hot rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from coremltools.converters.mil.mil import Function, Operation, Placeholder, Var, types
+from coremltools.converters.mil.mil import Function, Operation, Placeholder, Program, Var, types
 
 from ..ir.block_editor import BlockEditor
 from ..ir.builder import RewriteBuilder, UniqueNames
+from ..ir.constants import is_stored_alike
 from ..ir.coremltools_internals import add_function_input, remove_function_input
-from ..ir.query import get_consumers, get_static_shape, is_const
+from ..ir.query import get_consumers, get_static_shape, is_compressed, is_const, iterate_nested_ops, wraps_negatives
 from ..passes.interface_change import InterfaceChange
 from ..utils.errors import InputError
 from ..utils.option_spelling import format_option, format_option_values
 from .contract import Draft, EditRecord, Transform
 from .dead_ops import find_dead_ops, remove_dead_ops
 from .decoder import find_lookup
-from .names import make_unknown_name_error
+from .expose import choose_interface_dtype
+from .names import check_identifier, make_unknown_name_error
+from .stored_table import list_table_arrays, read_table
 
-__all__ = ["TokenInput", "read_table"]
+__all__ = ["TokenInput"]
 
 Rows = Callable[[Any], Any]
+_MAX_RANK = 5
+"The highest rank of inputs."
+_SAME_ELEMENTS = frozenset({"expand_dims", "identity", "reshape", "squeeze"})
+"Ops that keep all elements of ids and their order, if the shape is fixed."
 
 
 @dataclass(frozen=True)
 class TokenInput(Transform):
-    """Replaces the input `ids` by `name`: rows of the table (1, T, width), or with `one_hot` rows (1, T, vocabulary).
+    """Replaces the input `ids` by `name`: rows of the table (..., width), or with `one_hot` rows (..., vocabulary).
 
-    `rows` computes the rows of the table for integers (n,), as (n, width).
+    `open_rows` gets the table as `read_table` returns it, and returns what computes its rows (n, width) for integers
+    (n,). The table leaves the package, unless something else reads it.
     """
 
     ids: str
     name: str
-    rows: Rows | None = None
+    open_rows: Callable[[dict[str, Any]], Rows] | None = None
     one_hot: bool = False
     function: str | None = None
 
@@ -48,180 +52,215 @@ class TokenInput(Transform):
         functions = draft.select_functions(self.function)
         known = {name for function in functions.values() for name in function.inputs}
         if self.ids not in known:
-            raise make_unknown_name_error(self.ids, format_option_values("one_hot", f"{self.ids}={self.name}"), known,
-                                          "input", draft.gone)
-        for name, function in functions.items():
-            if self.ids in function.inputs:
-                self._replace(draft, name, function)
+            raise make_unknown_name_error(self.ids, self._format_option(), known, "input", draft.gone)
+        if self.one_hot:
+            check_identifier(self.name, self._format_option())
+        changes = [_Change(self, draft, name, function) for name, function in sorted(functions.items())
+                   if self.ids in function.inputs]
+        if self.open_rows is None or self.one_hot:
+            for each in changes:
+                each.apply(None)
+            return [draft]
+        table = changes[0].table
+        other = next((each for each in changes[1:] if not is_stored_alike(each.table, table)), None)
+        if other is not None:
+            raise InputError(f"{draft.where}: the functions '{changes[0].name}' and '{other.name}' look up "
+                             f"'{self.ids}' in different tables; expected one table, or {format_option('function')} to "
+                             "name one of them")
+        parts = read_table(table)
+        rows = self.open_rows(parts)
+        for each in changes:
+            each.apply(rows)
+        note = f"{_describe_storage(parts, table)}; {_describe_readers(draft.program, table)}"
+        draft.done.append(EditRecord(self.option, "", self.ids, note))
+        draft.dead_limit = 0.0
         return [draft]
 
-    def _replace(self, draft: Draft, name: str, function: Function) -> None:
-        var = function.inputs[self.ids]
-        lookup = find_lookup(var)
-        shape = get_static_shape(var)
-        if lookup is None or shape is None:
-            found = "has a flexible shape" if lookup is not None else "is not looked up in a table by a gather op"
-            raise InputError(f"{draft.where}: the input '{self.ids}' {found}; expected token ids of fixed shape")
-        if self.name in {*function.inputs, *(each.name for each in function.outputs)}:
-            raise InputError(f"{draft.where}: '{self.name}' is an input or output; expected this name to be free: give "
-                             f"it another by {format_option('rename')} of edit")
-        dead = set(find_dead_ops(function))
-        table = lookup.x
-        size = int(table.shape[0 if self.one_hot else 1])
-        placeholder = Placeholder((*shape, size), table.dtype, name=self.name)
-        made = placeholder.outputs[0]
-        made.name = self.name
-        with function, BlockEditor() as editor:
-            mb = RewriteBuilder(function, UniqueNames(function))
-            add_function_input(function, self.name, placeholder)
-            found = made
-            if self.one_hot:
-                with mb.at(lookup):
-                    found = mb.matmul(x=made, y=table)
-                    mb.adopt_scopes(lookup.scopes)
-            editor.replace(lookup.outputs[0], found)
-        remove_dead_ops(function, dead)
-        users = get_consumers(var)
-        if users:
-            raise InputError(f"{draft.where}: the op '{users[0].outputs[0].name}' ({users[0].op_type}) reads the token "
-                             f"ids '{self.ids}' besides the lookup in a table; expected that alone")
-        remove_function_input(function, self.ids)
-        draft.change_interface(name, InterfaceChange("input", self.ids, None, "removed"), InterfaceChange(
-            "input", None, self.name, "added", make=self._make_feed(table)))
-        what = "one-hot rows, which are multiplied with the table" if self.one_hot else "rows of the table"
-        held = ", ".join(map(str, (*shape, size)))
-        draft.done.append(EditRecord("--one-hot" if self.one_hot else "", name, self.name,
-                                     f"input '{self.name}' ({held}) replaces '{self.ids}': {what}"))
+    @property
+    def option(self) -> str:
+        """The option of `edit` that requests it."""
+        return "--one-hot" if self.one_hot else "--embedding-file"
 
-    def _make_feed(self, table: Var) -> Callable[[Any], Any]:
-        count, kind = int(table.shape[0]), types.nptype_from_builtin(table.dtype)
+    def _format_option(self) -> str:
+        return format_option_values("one_hot", f"{self.ids}={self.name}") if self.one_hot else format_option_values(
+            "embedding_file", self.ids)
+
+
+class _Change:
+    """The change of one function."""
+
+    def __init__(self, requested: TokenInput, draft: Draft, name: str, function: Function) -> None:
+        self._requested, self._draft, self.name, self._function = requested, draft, name, function
+        ids = function.inputs[requested.ids]
+        self._lookups = find_table_lookups(function, requested.ids, draft.where)
+        self.table: Var = self._lookups[0].x
+        shape = get_static_shape(ids)
+        if shape is None:
+            raise InputError(f"{draft.where}: the input '{requested.ids}' has a flexible shape; expected token ids of "
+                             f"fixed shape: {format_option('fix_shape')} or {format_option('pad_shape')} in the same "
+                             "call")
+        self._shape = (*shape, int(self.table.shape[0 if requested.one_hot else 1]))
+        if len(self._shape) > _MAX_RANK:
+            raise InputError(f"{draft.where}: the input '{requested.ids}' has rank {len(shape)}, so that its rows have "
+                             f"rank {len(self._shape)}; expected token ids of rank {_MAX_RANK - 1} or less")
+        if requested.name in {*function.inputs, *(each.name for each in function.outputs)}:
+            raise InputError(f"{draft.where}: '{requested.name}' is an input or output; expected this name to be free: "
+                             f"give it another by {format_option('rename')} of edit")
+        cast = choose_interface_dtype(function, self.table.dtype)
+        if cast is None:
+            raise InputError(f"{draft.where}: the table '{self.table.name}' is "
+                             f"{types.builtin_to_string(self.table.dtype)}, which inputs of this model cannot be")
+        self._dtype = types.string_to_builtin(cast) if cast else self.table.dtype
+
+    def apply(self, rows: Rows | None) -> None:
+        """Change the function; `rows` computes rows of the table."""
+        function, requested = self._function, self._requested
+        dead = set(find_dead_ops(function))
+        placeholder = Placeholder(self._shape, self._dtype, name=requested.name)
+        made = placeholder.outputs[0]
+        made.name = requested.name
+        names = UniqueNames(function)
+        with BlockEditor() as editor:
+            add_function_input(function, requested.name, placeholder)
+            for lookup in self._lookups:
+                block = lookup.enclosing_block  # may be nested
+                with block:
+                    found = self._build_rows(RewriteBuilder(block, names), lookup, made)
+                editor.replace(lookup.outputs[0], found)
+            editor.remove_if_unused(self._lookups)
+        remove_dead_ops(function, dead)
+        ids = function.inputs[requested.ids]
+        users = get_consumers(ids)
+        if users or ids in function.outputs:
+            raise _make_use_error(self._draft.where, requested.ids, users[0] if users else None)
+        remove_function_input(function, requested.ids)
+        self._declare(rows)
+
+    def _build_rows(self, mb: RewriteBuilder, lookup: Operation, made: Var) -> Var:
+        """Build what takes the place of a lookup."""
+        old = lookup.outputs[0]
+        found = made
+        with mb.at(lookup):
+            if found.dtype != old.dtype:
+                found = mb.cast(x=found, dtype=types.builtin_to_string(old.dtype))
+            if self._requested.one_hot:
+                found = mb.matmul(x=found, y=lookup.x)
+            if tuple(found.shape) != tuple(old.shape):
+                found = mb.reshape(x=found, shape=[int(size) for size in old.shape])
+            if found is made and old.consuming_blocks:  # an output has a name of its own
+                found = mb.identity(x=made)
+            mb.adopt_scopes(lookup.scopes)
+        return found
+
+    def _declare(self, rows: Rows | None) -> None:
+        requested, draft = self._requested, self._draft
+        draft.change_interface(
+            self.name, InterfaceChange("input", requested.ids, None, "removed"),
+            InterfaceChange("input", None, requested.name, "added", make=self._make_feed(rows)))
+        what = "one-hot rows, which are multiplied with the table" if requested.one_hot else "rows of the table"
+        held = ", ".join(map(str, self._shape))
+        draft.done.append(EditRecord(requested.option, self.name, requested.name, f"input '{requested.name}' ({held}) "
+                                     f"replaces '{requested.ids}': {what}"))
+
+    def _make_feed(self, rows: Rows | None) -> Callable[[Any], Any]:
+        count, ids, kind = int(self.table.shape[0]), self._requested.ids, types.nptype_from_builtin(self._dtype)
 
         def make(feeds: Any) -> Any:
-            ids = np.asarray(feeds[self.ids])
-            flat = ids.reshape(-1)
-            rows = np.eye(count, dtype=kind)[flat] if self.rows is None or self.one_hot else np.asarray(self.rows(flat))
-            return rows.reshape(*ids.shape, -1)
+            held = np.asarray(feeds[ids]).astype(np.int64)
+            flat = np.where(held < 0, held + count, held).reshape(-1)
+            found = np.eye(count, dtype=kind)[flat] if rows is None else np.asarray(rows(flat))  # float64 stays so
+            return found.reshape(*held.shape, -1)
 
         return make
 
 
-def read_table(table: Var) -> dict[str, Any]:
-    """Return what a table (rows, width) consists of.
+def find_table_lookups(function: Function, ids: str, where: str) -> list[Operation]:
+    """Return the lookups of the input `ids` in one table of floats, which the caller can make instead.
 
-    `width` is that of a row, and `data` its values (rows, width). Integers of fewer than 8 `bits`, `signed` or not, are
-    packed, lowest bits first, each row from a byte on. Of a sparse table, `data` are those values that `mask` (bits,
-    packed) has, and row n is `data[starts[n]:starts[n + 1]]`. If values are codes, `lut`, `scale` and `offset` have a
-    number for each block of rows and columns, `lut` (blocks, blocks, entries) some. InputError for other compressions.
+    Raises InputError, with the reason, for an input that anything else is computed from.
     """
-    found = _read_values(table)
-    return {"width": int(table.shape[1]), **(_pack_sparse if "mask" in found else _pack_dense)(found)}
+    start = function.inputs[ids]
+    pending, lookups, others = [start], [], []
+    while pending:
+        var = pending.pop()
+        for op in get_consumers(var):
+            if op.op_type == "gather" and op.indices is var:
+                lookups.append(op)
+            elif op.op_type in _SAME_ELEMENTS or op.op_type == "cast" and types.is_int(op.outputs[0].dtype) or (
+                    wraps_negatives(op) and op.a is var):
+                pending += [each for each in op.outputs if each not in pending]
+            elif not _is_part_of_wrap(op, var):
+                others.append(op)
+    reached = find_lookup(start)
+    if not lookups and reached is not None:
+        raise InputError(f"{where}: the op '{others[0].outputs[0].name}' ({others[0].op_type}) computes other integers "
+                         f"of the input '{ids}', which are looked up in the table '{reached.x.name}'; expected that "
+                         "the ids themselves are: positions and ids with an offset stay")
+    if not lookups:
+        raise InputError(f"{where}: the input '{ids}' is not looked up in a table by a gather op; expected token ids")
+    if others:
+        raise _make_use_error(where, ids, others[0])
+    for lookup in lookups:
+        _check_table(lookup, ids, where)
+    other = next((each for each in lookups if not is_stored_alike(each.x, lookups[0].x)), None)
+    if other is not None:
+        raise InputError(f"{where}: the input '{ids}' is looked up in several tables, '{lookups[0].x.name}' and "
+                         f"'{other.x.name}'; expected one")
+    return lookups
 
 
-def _read_values(var: Var) -> dict[str, Any]:
-    """Return data (rows, width) or, beside a mask (rows, width), those of a sparse table alone, and its parameters."""
-    if is_const(var):
-        data = np.asarray(var.val)
-        if not types.is_sub_byte(var.dtype):
-            return {"data": data}
-        return {"data": _widen(data), "bits": var.dtype.get_bitwidth(), "signed": not var.dtype.is_unsigned()}
-    reader = _READERS.get(var.op.op_type)
-    if reader is None:
-        raise _make_refusal(var)
-    return reader(var.op)
+def _check_table(lookup: Operation, ids: str, where: str) -> None:
+    """Raise InputError for a lookup that does not read entire rows of a stored table of floats."""
+    table, batch = lookup.x, lookup.inputs.get("batch_dims")
+    who = f"{where}: the input '{ids}' is looked up in '{table.name}', which"
+    if not is_const(table) and not is_compressed(table):
+        made = "is an input" if table.op is None else f"the op {table.op.op_type} computes"
+        raise InputError(f"{who} {made}; expected a table that is stored: it cannot be a file")
+    if table.rank != 2 or int(lookup.axis.val) % table.rank or batch is not None and int(batch.val):
+        raise InputError(f"{who} has the shape {tuple(table.shape)}, along axis {int(lookup.axis.val)}; expected "
+                         "entire rows of a table (rows, width)")
+    if not types.is_float(table.dtype):
+        raise InputError(f"{who} holds {types.builtin_to_string(table.dtype)}; expected a table of floats")
 
 
-def _make_refusal(var: Var) -> InputError:
-    return InputError(f"the table '{var.name}' is compressed by {var.op.op_type}, or several times; expected one of "
-                      f"{', '.join(_READERS)} to write it as a file")
+def _is_part_of_wrap(op: Operation, var: Var) -> bool:
+    """Return whether an op computes what a select needs to count ids below 0 from the end, and nothing else."""
+    users = [user for out in op.outputs for user in get_consumers(out)]
+    returned = any(out.consuming_blocks for out in op.outputs)
+    return op.op_type in ("greater_equal", "add") and bool(users) and not returned and all(
+        wraps_negatives(user) and user.a is var for user in users)
 
 
-def _read_parameter(var: Var) -> np.ndarray[Any, Any]:
-    """Return the values of a parameter of a compression, which may be compressed itself: it is small."""
-    found = var.val if is_const(var) else var.op.materialized_val_inference()
-    return _widen(np.asarray(found))
+def _make_use_error(where: str, ids: str, op: Operation | None) -> InputError:
+    who = "an output returns" if op is None else f"the op '{op.outputs[0].name}' ({op.op_type}) reads"
+    return InputError(f"{where}: {who} the token ids '{ids}' besides the lookup in a table; expected that alone")
 
 
-def _read_affine(op: Operation) -> dict[str, Any]:
-    shape = [1, 1]
-    shape[int(op.axis.val)] = -1
-    scale, zero = (np.asarray(each.val) for each in (op.scale, op.zero_point))
-    return {"data": np.asarray(op.quantized_data.val), "scale": scale.reshape(shape if scale.size > 1 else (1, 1)),
-            "offset": zero.reshape(shape if zero.size > 1 else (1, 1))}
+def _describe_storage(parts: Mapping[str, Any], table: Var) -> str:
+    """Describe how a table is stored, in the file as in the package."""
+    arrays = list_table_arrays(parts)
+    nbytes = sum(each.nbytes for each in arrays.values())
+    kind = types.builtin_to_string(table.dtype)
+    count, width = (int(size) for size in table.shape)
+    with_ = [name for name in arrays if name != "data"]
+    if not with_:
+        return f"the table ({count}, {width}) is written as it is stored, {kind}, {nbytes:,} bytes"
+    codes = f"{parts['bits']}-bit integers" if "bits" in parts else str(arrays["data"].dtype)
+    dense = count * width * np.dtype(types.nptype_from_builtin(table.dtype)).itemsize
+    return (f"the table ({count}, {width}) is written as it is compressed, {codes} with {', '.join(with_)}: {nbytes:,} "
+            f"bytes, {dense:,} as {kind}")
 
 
-def _read_blocks(op: Operation) -> dict[str, Any]:
-    """Read what is shifted and scaled by blocks: integers, entries of palettes, or those values that are not 0."""
-    found = _read_values(op.inputs["data" if "data" in op.inputs else "nonzero_data"])
-    if "scale" in found:
-        raise _make_refusal(op.outputs[0])
-    offset = op.inputs.get("offset")
-    return {**found, "scale": _read_parameter(op.scale), **(
-        {} if offset is None else {"offset": _read_parameter(offset)})}
+def _describe_readers(program: Program, table: Var) -> str:
+    """Describe who reads the table in the package, so that it stays there."""
+    for op in _iterate_readers(program, table):
+        return f"it stays in the package, too: the op '{op.outputs[0].name}' ({op.op_type}) reads it"
+    return "it leaves the package"
 
 
-def _read_palette(op: Operation) -> dict[str, Any]:
-    lut = _read_parameter(op.lut)
-    indices = op.inputs["indices" if "indices" in op.inputs else "indices_nonzero_data"]
-    if op.inputs.get("shape") is None:
-        if lut.shape[-1] != 1:
-            raise InputError(f"the table is compressed by palettes of vectors of {lut.shape[-1]}; expected numbers")
-        return {**_read_values(indices), "lut": lut[..., 0]}
-    shape = [int(each) for each in op.shape.val]
-    bits = int(lut.size - 1).bit_length() or 1
-    packed = np.unpackbits(np.asarray(indices.val).view(np.uint8), bitorder="little")
-    codes = packed[:shape[0] * shape[1] * bits].reshape(-1, bits) @ (1 << np.arange(bits))
-    found = {"data": codes.astype(np.uint8).reshape(shape), "lut": lut.reshape(1, 1, -1)}
-    return found if bits == _BYTE else {**found, "bits": bits, "signed": False}
-
-
-def _read_sparse(op: Operation) -> dict[str, Any]:
-    mask = op.mask
-    while not is_const(mask):  # each op of a chain returns the mask that it reads
-        mask = mask.op.inputs["data_mask" if "data_mask" in mask.op.inputs else "indices_mask"]
-    shape = tuple(int(size) for size in op.outputs[0].shape)
-    values = np.asarray(mask.val)
-    if op.inputs.get("shape") is not None:
-        values = np.unpackbits(values.view(np.uint8), bitorder="little")[:shape[0] * shape[1]]
-    return {**_read_values(op.nonzero_data), "mask": values.reshape(shape).astype(bool)}
-
-
-def _pack_dense(found: Mapping[str, Any]) -> dict[str, Any]:
-    if "bits" not in found:
-        return dict(found)
-    rows = found["data"]
-    parts = [_pack_bits(rows[start:start + _PACKED_AT_ONCE], found["bits"])
-             for start in range(0, len(rows), _PACKED_AT_ONCE)]
-    return {**found, "data": np.concatenate(parts)}
-
-
-def _pack_sparse(found: Mapping[str, Any]) -> dict[str, Any]:
-    mask = found["mask"]
-    starts = np.concatenate([[0], np.cumsum(mask.sum(1))])
-    data = found["data"].reshape(-1)
-    if "bits" in found:
-        rows = [_pack_bits(data[begin:end], found["bits"]) for begin, end in pairwise(starts)]
-        data, starts = np.concatenate(rows), np.concatenate([[0], np.cumsum([len(each) for each in rows])])
-    kind = np.uint32 if starts[-1] <= np.iinfo(np.uint32).max else np.uint64
-    return {**found, "data": data, "mask": np.packbits(mask, axis=1, bitorder="little"), "starts": starts.astype(kind)}
-
-
-def _pack_bits(codes: np.ndarray[Any, Any], bits: int) -> np.ndarray[Any, Any]:
-    """Pack integers of the last axis into bytes, the lowest bits first."""
-    found = np.unpackbits(codes.view(np.uint8)[..., None], axis=-1, bitorder="little")[..., :bits]
-    return np.packbits(found.reshape(*codes.shape[:-1], -1), axis=-1, bitorder="little")
-
-
-def _widen(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return integers below 8 bits as int8 or uint8, which files hold."""
-    if array.dtype.kind == "f" or array.dtype in (np.int8, np.uint8):
-        return array.view(np.dtype(array.dtype.str))  # a type of fewer bits is noted beside that of bytes
-    return array.astype(np.uint8 if array.size == 0 or array.min() >= 0 else np.int8)
-
-
-_BYTE = 8
-_PACKED_AT_ONCE = 1024
-"Rows that are packed at a time: eight bytes are held for each number."
-_READERS: dict[str, Callable[[Operation], dict[str, Any]]] = {
-    "constexpr_affine_dequantize": _read_affine, "constexpr_blockwise_shift_scale": _read_blocks,
-    "constexpr_lut_to_dense": _read_palette, "constexpr_sparse_to_dense": _read_sparse,
-    "constexpr_lut_to_sparse": _read_palette, "constexpr_sparse_blockwise_shift_scale": _read_blocks}
+def _iterate_readers(program: Program, table: Var) -> Iterator[Operation]:
+    for function in program.functions.values():
+        for op in iterate_nested_ops(function):
+            for var in op.outputs if op.op_type == "const" or op.op_type.startswith("constexpr_") else ():
+                if tuple(var.shape) == tuple(table.shape) and is_stored_alike(var, table):
+                    yield from get_consumers(var)

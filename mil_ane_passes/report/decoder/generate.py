@@ -21,6 +21,12 @@ SCHEMA = 1
 "The version of manifest.json that this script reads."
 
 
+def open_table(folder: Path, described: dict[str, Any]) -> dict[str, Any]:
+    """Return a table as `read_rows` reads it, with the arrays of its files mapped."""
+    return {**described, **{name: np.load(folder / file, mmap_mode="r")
+                            for name, file in described.get("files", {}).items()}}
+
+
 def read_rows(table: dict[str, Any], ids: Any) -> Any:
     """Return rows of a table (n, width), which may be compressed.
 
@@ -93,9 +99,7 @@ class Decoder:
             for part in self.manifest["parts"]}
         cache = self.manifest["cache"]
         self.caches = {each["input"]: np.zeros(each["shape"], each["dtype"]) for each in cache.get("arrays", ())}
-        embedding = self.manifest["embedding"]
-        self._table = {**embedding, **{name: np.load(folder / file, mmap_mode="r")
-                                       for name, file in embedding.get("files", {}).items()}}
+        self._table = open_table(folder, self.manifest["embedding"])
         self._state = None if cache["form"] == "io" else next(iter(self._parts.values()))[2][0].make_state()
 
     def feed(self, ids: Sequence[int]) -> Any:
