@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import KW_ONLY, dataclass, field
-from functools import partial
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import KW_ONLY, dataclass, field, fields
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,26 @@ from ..utils.errors import InputError
 from ..utils.garbage_collection import pause_garbage_collection
 from ..utils.option_spelling import format_option, format_option_values
 from ..utils.text_format import format_lines, format_short_repr
+from .edit_transforms import (
+    IoTypes,
+    Names,
+    edit_flag,
+    is_given,
+    make_by,
+    make_dedup,
+    make_for_names,
+    make_io,
+    make_merge,
+    make_one_hot,
+    make_parts,
+    make_renames,
+    make_sized_parts,
+    make_tables,
+    make_tiles,
+    parse_io,
+    parse_pairs,
+    parse_tiles,
+)
 from .options import LINK, add_format_option, add_options, argument, command, flag, read_options
 from .output import print_report, start_copying
 
@@ -28,70 +48,23 @@ if TYPE_CHECKING:
     from coremltools.converters.mil.mil import Program
 
     from ..equivalence.equivalence import VerifyReport
+    from ..package.package_writer import StagedFile
     from ..transforms.contract import Draft, EditRecord, Transform
+    from .table_files import TableFile
 
 __all__ = ["EditOptions", "EditReport", "edit"]
 
 HELP = "rename, expose or drop values of a package, change its interface, split it"
 EXAMPLE = "edit in.mlpackage -o out.mlpackage --rename var_123=logits --io fp16"
 
-Names = str | Sequence[str]
-"A name, or several."
-IoTypes = str | Mapping[str, Names] | None
-"A type for all float inputs and outputs, or the names that get one."
 Shapes = Mapping[str, Sequence[int]]
 "New shapes of inputs, by input name."
 FixShapes = str | Sequence[str] | Shapes | Sequence[Shapes] | Mapping[str, Shapes]
 "Texts in the command's syntax, one set of shapes, one set for each function to make, or sets by function name."
 PadShapes = str | Sequence[str] | Mapping[str, Sequence[int | tuple[int, int]]]
 "Sizes to pad inputs to, by input name, or texts in the command's syntax."
-_EDITS = ("fix_shape", "pad_shape", "merge_states", "state_to_io", "one_hot", "tile_output", "expose", "drop_output",
-          "io", "rename", "split_at", "split_inputs", "split_parts", "max_part_size", "dedup_weights")
-"The options that edit, in the order in which the edits are made."
-_PAIR_EXAMPLES = {"rename": ("var_12", "logits"), "one_hot": ("ids", "rows"), "tile_output": ("logits", "4")}
-"For error messages: an example of the pairs of each option that has them."
-_SPLITS = ("split_at", "split_inputs", "split_parts", "max_part_size")
 _MAX_CHANGES_LISTED = 12
 "The most changes that the text lists per option; the JSON has all."
-
-
-def _parse_io(texts: list[list[str]]) -> dict[str, list[str]]:
-    """Group the names by type. InputError when a type is used with names and without."""
-    found: dict[str, list[str]] = {}
-    for dtype, *names in texts:
-        if dtype in found and not (names and found[dtype]):
-            raise InputError(
-                f"{format_option_values('io', dtype)} is given without names more than once; expected it once"
-            )
-        found[dtype] = [*found.get(dtype, []), *names]
-    return found
-
-
-def _parse_pairs(option: str, texts: list[str]) -> dict[str, str]:
-    """Parse `A=B` texts to a mapping. InputError for a text that is not of that form, or for two with the same A."""
-    found: dict[str, str] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not (name and equals and value):
-            left, right = _PAIR_EXAMPLES[option]
-            raise InputError(f"{format_option_values(option, text)}: expected A=B, such as "
-                             f"{format_option_values(option, name or left)}={right}")
-        if name in found:
-            raise InputError(
-                f"{format_option_values(option, text)}: '{name}' is given twice (first as {name}={found[name]})"
-            )
-        found[name] = value
-    return found
-
-
-def _parse_tiles(texts: list[str]) -> dict[str, int]:
-    """Parse `NAME=N` texts to a mapping."""
-    found = _parse_pairs("tile_output", texts)
-    for name, count in found.items():
-        if not count.isdecimal():
-            raise InputError(f"{format_option_values('tile_output', f'{name}={count}')}: expected a number of tiles, "
-                             f"such as {format_option_values('tile_output', name)}=4")
-    return {name: int(count) for name, count in found.items()}
 
 
 @dataclass(frozen=True)
@@ -103,45 +76,60 @@ class EditOptions:
     dst: str | os.PathLike[str] | None = field(default=None, metadata=flag("-o", "--output", metavar="OUT"))
     "the .mlpackage to write"
     _: KW_ONLY
-    fix_shape: FixShapes | None = field(default=None, metadata=flag(metavar="NAME=1,3,8,8", action="append"))
+    fix_shape: FixShapes | None = field(default=None, metadata=edit_flag(
+        make_by("fix_shape", "FixShape"), metavar="NAME=1,3,8,8", action="append"))
     """fix the shape of the flexible input NAME; repeatable; a second shape for the same input makes another function,
     which may be named: FUNCTION:NAME=1,3,8,8"""
-    pad_shape: PadShapes | None = field(default=None, metadata=flag(metavar="NAME=1,1,1,1024", action="append"))
+    pad_shape: PadShapes | None = field(default=None, metadata=edit_flag(
+        make_by("pad_shape", "PadShape"), metavar="NAME=1,1,1,1024", action="append"))
     """pad the flexible input NAME to this shape, compute at full size, and mask the padding; a size such as 2..64 also
     declares the smallest real size; repeatable, for inputs that share the size"""
-    merge_states: str | None = field(default=None, metadata=flag(metavar="NAME"))
+    merge_states: str | None = field(default=None, metadata=edit_flag(make_merge, metavar="NAME"))
     "merge all states into one state NAME of rank 4, which is read once and written once"
-    state_to_io: Names = field(default=(), metadata=flag(metavar="STATE", nargs="+", action="extend"))
+    state_to_io: Names = field(default=(), metadata=edit_flag(
+        make_for_names("state_to_io", "state_to_io", "StateToIo", everything="all"),
+        metavar="STATE", nargs="+", action="extend"))
     """replace these states (all: every state) by inputs and outputs; where rows are written at a position, the output
     has the new rows only"""
-    one_hot: Mapping[str, str] | None = field(
-        default=None, metadata=flag(metavar="IDS=NAME", action="append", parse=partial(_parse_pairs, "one_hot")))
+    one_hot: Mapping[str, str] | None = field(default=None, metadata=edit_flag(
+        make_one_hot, metavar="IDS=NAME", action="append", parse=partial(parse_pairs, "one_hot")))
     """replace the input IDS, integers that are looked up in a table, by NAME, one-hot rows that are multiplied with the
     table; repeatable"""
-    tile_output: Mapping[str, int] | None = field(
-        default=None, metadata=flag(metavar="NAME=N", action="append", parse=_parse_tiles))
+    embedding_file: Mapping[str, str | os.PathLike[str]] | None = field(default=None, metadata=edit_flag(
+        make_tables, metavar="IDS=FILE.npy", action="append", parse=partial(parse_pairs, "embedding_file")))
+    """write the table in which the input IDS is looked up to FILE.npy, compressed as it is stored, and replace IDS by
+    IDS_rows, rows of the table that the caller reads; repeatable"""
+    tile_output: Mapping[str, int] | None = field(default=None, metadata=edit_flag(
+        make_tiles, metavar="NAME=N", action="append", parse=parse_tiles))
     "split the output NAME, a product with a weight, into N outputs; repeatable"
-    expose: Names = field(default=(), metadata=flag(metavar="VALUE", action="append"))
+    expose: Names = field(default=(), metadata=edit_flag(
+        make_for_names("expose", "expose", "Expose"), metavar="VALUE", action="append"))
     "append this internal value to the outputs; repeatable"
-    drop_output: Names = field(default=(), metadata=flag(metavar="NAME", action="append"))
+    drop_output: Names = field(default=(), metadata=edit_flag(
+        make_for_names("drop_output", "drop_output", "DropOutput"), metavar="NAME", action="append"))
     "remove this output, and all ops that only it needs; repeatable"
-    io: IoTypes = field(
-        default=None, metadata=flag(metavar=("TYPE", "NAME"), nargs="+", action="append", parse=_parse_io))
+    io: IoTypes = field(default=None, metadata=edit_flag(
+        make_io, metavar=("TYPE", "NAME"), nargs="+", action="append", parse=parse_io))
     "convert these inputs and outputs (default: all floats) to fp16 or fp32; repeatable"
-    rename: Mapping[str, str] | None = field(
-        default=None, metadata=flag(metavar="A=B", action="append", parse=partial(_parse_pairs, "rename")))
+    rename: Mapping[str, str] | None = field(default=None, metadata=edit_flag(
+        make_renames, metavar="A=B", action="append", parse=partial(parse_pairs, "rename")))
     "rename the input, output, state or internal value A to B; repeatable"
-    split_at: Names = field(default=(), metadata=flag(metavar="VALUE", nargs="+", action="extend"))
+    split_at: Names = field(default=(), metadata=edit_flag(
+        make_for_names("split_at", "split_at", "SplitAt", renamed=True), splits=True,
+        metavar="VALUE", nargs="+", action="extend"))
     "split into two packages that run in sequence, OUT_1 and OUT_2, after these values"
-    split_inputs: Names = field(default=(), metadata=flag(metavar="NAME", nargs="+", action="extend"))
+    split_inputs: Names = field(default=(), metadata=edit_flag(
+        make_for_names("split_inputs", "split_inputs", "SplitInputs", renamed=True), splits=True,
+        metavar="NAME", nargs="+", action="extend"))
     """split into two packages, after the values that depend on only one of these inputs: lookups of ids, tables and
     masks of positions"""
-    split_parts: int | None = field(default=None, metadata=flag(metavar="N", type=int))
+    split_parts: int | None = field(default=None, metadata=edit_flag(make_parts, splits=True, metavar="N", type=int))
     """split into N packages that run in sequence, OUT_1 to OUT_N, with balanced weights, where the fewest bytes cross:
     between layers"""
-    max_part_size: str | float | None = field(default=None, metadata=flag(metavar="SIZE"))
+    max_part_size: str | float | None = field(default=None, metadata=edit_flag(
+        make_sized_parts, splits=True, metavar="SIZE"))
     "split into as few packages as possible with at most SIZE of weights each, such as 1.4GB"
-    dedup_weights: bool = field(default=False, metadata=flag())
+    dedup_weights: bool = field(default=False, metadata=edit_flag(make_dedup))
     "store identical weights once"
     function: str | None = field(default=None, metadata=flag(metavar="F"))
     "edit only this function (default: every function that has the named values)"
@@ -167,12 +155,20 @@ class EditOptions:
     @property
     def splits(self) -> list[str]:
         """The names of the given options that make packages of one."""
-        return [name for name in _SPLITS if getattr(self, name) not in (None, (), [], "")]
+        return [each.name for each in fields(self)
+                if each.metadata.get("splits") and is_given(getattr(self, each.name))]
+
+    @cached_property
+    def tables(self) -> list[TableFile]:
+        """The tables of embeddings to write."""
+        from .table_files import make_table_files  # imports numpy, which takes longer than most edits
+
+        return make_table_files(self.embedding_file) if self.embedding_file else []
 
     @property
     def packed(self) -> bool:
         """True if files are packed again or linked, so that copying them ahead is of no use."""
-        return bool(self.splits or self.dedup_weights or self.link)
+        return bool(self.splits or self.dedup_weights or self.link or self.embedding_file)
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -203,10 +199,12 @@ def edit(options: EditOptions) -> EditReport:
     to a shape, with what reads them computed in full and masked, and makes an input of the position where a number
     follows from the real length; a size may be a pair of the smallest and the largest real size. `merge_states` names
     the one state of rank 4 that all states become. `state_to_io` names states ("all": each) that become inputs and
-    outputs. `one_hot` maps integer inputs to the inputs of one-hot rows that replace them, `tile_output` outputs to the
-    number of outputs that they are split into. `expose` names inner values to return as well; a type that is not
-    allowed in the interface is cast, and the report says so.
-    `drop_output` names outputs to remove, with all ops that only they needed. `io` is "fp16" or "fp32", the type that
+    outputs. `one_hot` maps integer inputs to the inputs of one-hot rows that replace them. `embedding_file` maps them
+    to paths of files that end in .npy, each of which gets the table, as compressed as it is stored; parameters of the
+    compression and a .json that names all files are beside it, and the model reads rows of the table, INPUT_rows.
+    `tile_output` maps outputs to the number of outputs that they are split into. `expose` names inner values to return
+    as well; a type that is not allowed in the interface is cast, and the report says so. `drop_output` names outputs to
+    remove, with all ops that only they needed. `io` is "fp16" or "fp32", the type that
     all float inputs and outputs get, or maps one or both to the names that get it. `rename` maps names of inputs,
     outputs, states or inner values to their new names. `split_at` makes two packages that run one after the other, cut
     after the values it names: OUT_1.mlpackage and OUT_2.mlpackage for the `dst` OUT.mlpackage, both or neither; with
@@ -220,8 +218,8 @@ def edit(options: EditOptions) -> EditReport:
     they cannot be cloned, so that the packages share them. `ahead`: copies of the source's large files that the caller
     has already started.
 
-    The order is fixed: fix_shape, pad_shape, merge_states, state_to_io, one_hot, tile_output, expose, drop_output, io,
-    rename, split_at, split_inputs, split_parts, max_part_size, dedup_weights.
+    The order is fixed: fix_shape, pad_shape, merge_states, state_to_io, one_hot, embedding_file, tile_output,
+    expose, drop_output, io, rename, split_at, split_inputs, split_parts, max_part_size, dedup_weights.
 
     Raises InputError for anything that cannot be done, with the reason; nothing is written then.
     """
@@ -236,6 +234,7 @@ def edit(options: EditOptions) -> EditReport:
     with (
         _start_copying_ahead(source, target, options) as ahead,
         pause_garbage_collection(),
+        ExitStack() as stack,
     ):
         draft = open_draft(options.src)
         before = clone_program(draft.program) if options.verify else None
@@ -243,11 +242,13 @@ def edit(options: EditOptions) -> EditReport:
         report = EditReport(
             str(source), done=_collect_done_edits(drafts), weight_bytes_before=_count_weight_bytes(source)
         )
+        files = [] if target is None else _stage_tables(options, stack, drafts, source)
         report.verification = None if before is None else _verify_drafts(before, drafts)
         if report.verification is not None and not report.verification.equal:
             report.status = "rejected"
         elif target is not None:
-            report.outputs = _write_drafts(drafts, target, options, ahead)
+            report.outputs = _write_drafts(drafts, target, options, ahead, files)
+            report.files = [os.fspath(each.staging.target) for each in files]
             report.status = "written" if report.changed else "unchanged"
             report.weight_bytes_after = sum(_count_weight_bytes(Path(path)) for path in report.outputs)
     report.seconds = time.perf_counter() - started
@@ -267,116 +268,20 @@ def _verify_drafts(before: Program, drafts: list[Draft]) -> VerifyReport:
 
 
 def _make_transforms(options: EditOptions) -> list[Transform]:
-    """Make the requested transforms. Raises InputError if there are none, or if two contradict each other.
+    """Make the requested transforms in the order of the options.
 
-    Names are those of the source. Those that make functions come first, then those that change outputs and types, then
-    renames, and last those of the entire package.
+    Names are those of the source. Raises InputError if nothing is requested, or if two options contradict each other.
     """
-    from ..transforms.dedup_weights import DedupWeights
-    from ..transforms.drop_output import DropOutput
-    from ..transforms.expose import Expose
-    from ..transforms.fix_shape import FixShape
-    from ..transforms.io import Io
-    from ..transforms.merge_states import MergeStates
-    from ..transforms.pad_shape import PadShape
-    from ..transforms.rename import Rename
-    from ..transforms.split_at import SplitAt
-    from ..transforms.split_inputs import SplitInputs
-    from ..transforms.split_parts import SplitIntoParts
-    from ..transforms.state_to_io import StateToIo
-    from ..transforms.tile_head import TileHead
-    from ..transforms.token_input import TokenInput
-    from ..utils.byte_size import parse_byte_size
-
-    function = options.function
-    transforms: list[Transform] = []
-    if options.fix_shape:
-        transforms.append(FixShape(options.fix_shape, function))
-    if options.pad_shape:
-        transforms.append(PadShape(options.pad_shape, function))
-    if options.merge_states is not None:
-        names = _list_names(options.merge_states, "merge_states")
-        if len(names) != 1:
-            raise InputError(f"{format_option_values('merge_states')}: found {names!r}; expected one name, that of the "
-                             "state to make")
-        transforms.append(MergeStates(names[0], function))
-    if options.state_to_io:
-        states = _list_names(options.state_to_io, "state_to_io")
-        transforms.append(StateToIo([] if states == ["all"] else states, function))
-    for ids, name in (options.one_hot or {}).items():
-        transforms.append(TokenInput(ids, name, one_hot=True, function=function))
-    for name, count in (options.tile_output or {}).items():
-        transforms.append(TileHead(name, count, function))
-    if options.expose:
-        transforms.append(Expose(_list_names(options.expose, "expose"), function))
-    if options.drop_output:
-        transforms.append(DropOutput(_list_names(options.drop_output, "drop_output"), function))
-    transforms += [Io(dtype, names, function) for dtype, names in _group_names_by_type(options.io).items()]
-    renamed = _check_renames(options.rename) if options.rename else {}
-    if renamed:
-        transforms.append(Rename(renamed, function))
+    edits = [each for each in fields(options) if "edit" in each.metadata]
+    given = [each for each in edits if is_given(getattr(options, each.name))]
+    if not given:
+        names = [format_option_values(each.name) for each in edits]
+        raise InputError(f"no edit requested; expected at least one of {', '.join(names[:-1])} and {names[-1]}")
     if len(options.splits) > 1:
-        given = " and ".join(map(format_option_values, options.splits))
+        listed = " and ".join(map(format_option_values, options.splits))
         number = "two packages" if set(options.splits) == {"split_at", "split_inputs"} else "several packages"
-        raise InputError(f"{given}: each makes {number}; expected one of them")
-    if options.split_at:
-        names = [renamed.get(name, name) for name in _list_names(options.split_at, "split_at")]
-        transforms.append(SplitAt(names, function))
-    if options.split_inputs:
-        names = [renamed.get(name, name) for name in _list_names(options.split_inputs, "split_inputs")]
-        transforms.append(SplitInputs(names, function))
-    if options.split_parts is not None:
-        transforms.append(SplitIntoParts(count=options.split_parts, function=function))
-    if options.max_part_size is not None:
-        most = parse_byte_size(options.max_part_size, "max_part_size")
-        transforms.append(SplitIntoParts(max_bytes=most, function=function))
-    if options.dedup_weights:
-        transforms.append(DedupWeights())
-    if not transforms:
-        raise InputError(
-            "no edit requested; expected at least one of "
-            f"{', '.join(map(format_option_values, _EDITS[:-1]))} and {format_option_values(_EDITS[-1])}"
-        )
-    return transforms
-
-
-def _list_names(names: Names, option: str) -> list[str]:
-    """Return `names` as a list, without the % that reports print before values. InputError for anything but names."""
-    from ..transforms.names import strip_percent
-
-    listed = [names] if isinstance(names, str) else list(names) if isinstance(names, Iterable) else [names]
-    if any(not isinstance(name, str) for name in listed):
-        raise InputError(
-            f"{format_option_values(option)}: found {names!r}; expected the name of a value, or a list of names"
-        )
-    return [strip_percent(name) for name in listed]
-
-
-def _check_renames(renames: Mapping[str, str]) -> dict[str, str]:
-    from ..transforms.names import strip_percent
-
-    if not isinstance(renames, Mapping) or any(not isinstance(name, str) for pair in renames.items() for name in pair):
-        raise InputError(
-            f"{format_option_values('rename')}: found {renames!r}; expected a mapping from names to new names"
-        )
-    return {strip_percent(old): new for old, new in renames.items()}
-
-
-def _group_names_by_type(io: IoTypes) -> dict[str, list[str]]:
-    """Group names by their new type. InputError when two types are requested for one of them."""
-    if io is not None and not isinstance(io, (str, Mapping)):
-        raise InputError(
-            f"{format_option_values('io')}: found {io!r}; expected 'fp16', 'fp32' or a mapping from these to names"
-        )
-    groups = {} if io is None else {io: []} if isinstance(io, str) else {key: _list_names(io[key], "io") for key in io}
-    twice = sorted(set.intersection(*map(set, groups.values()))) if len(groups) > 1 else []
-    if twice or (len(groups) > 1 and not all(groups.values())):
-        raise InputError(
-            f"{format_option_values('io')}: both {' and '.join(groups)} are requested for "
-            f"{', '.join(twice) or 'all names'}; "
-            "expected each name with one type"
-        )
-    return groups
+        raise InputError(f"{listed}: each makes {number}; expected one of them")
+    return [made for each in given for made in each.metadata["edit"](options, getattr(options, each.name))]
 
 
 def _check_target(options: EditOptions, source: Path) -> Path:
@@ -385,7 +290,21 @@ def _check_target(options: EditOptions, source: Path) -> Path:
         raise InputError("no output; expected a path that ends in .mlpackage, or a dry run")
     for part in options.parts:
         check_destination(source, build_part_path(Path(options.dst), part), options.overwrite)
+    for table in options.tables:
+        table.check(source, options.overwrite)
     return Path(options.dst)
+
+
+def _stage_tables(
+    options: EditOptions, stack: ExitStack, drafts: Sequence[Draft], source: Path
+) -> list[StagedFile]:
+    """Write all files of tables into staging folders; the comparison reads their rows from these."""
+    staged = [each for table in options.tables for each in table.stage(stack, drafts, source, options.overwrite)]
+    targets = [each.staging.target for each in staged]
+    twice = next((each for each in targets if targets.count(each) > 1), None)
+    if twice is not None:
+        raise InputError(f"{twice}: two tables have a file of this name; expected other names for them")
+    return staged
 
 
 def _start_copying_ahead(
@@ -398,9 +317,9 @@ def _start_copying_ahead(
 
 
 def _write_drafts(
-    drafts: list[Draft], target: Path, options: EditOptions, ahead: CopyAhead | None
+    drafts: list[Draft], target: Path, options: EditOptions, ahead: CopyAhead | None, files: Sequence[StagedFile]
 ) -> list[str]:
-    """Write all drafts or none; returns the paths."""
+    """Write all drafts and files or none; returns the paths of the packages."""
     from ..package.debug_handles import format_debug_handles
     from ..package.package_writer import PackageOutput, write_models
 
@@ -411,7 +330,7 @@ def _write_drafts(
         path = Path(os.path.abspath(build_part_path(target, draft.part)))
         extra = format_debug_handles(draft.package.path, draft.program)
         outputs.append(PackageOutput(draft.package.layout, draft.package.files, model, path, plan, extra))
-    write_models(outputs, overwrite=options.overwrite, link=options.link, ahead=ahead)
+    write_models(outputs, overwrite=options.overwrite, link=options.link, ahead=ahead, files=files)
     return [os.fspath(build_part_path(target, draft.part)) for draft in drafts]
 
 
@@ -430,13 +349,14 @@ class EditReport:
 
     `status`: "written", "unchanged" (nothing to do; the package was copied as it is), "dry run", or "rejected" (the
     comparison with the source failed, or was not possible; nothing was written). `outputs` are the paths written (or
-    that would be), `done` the changes by option. `weight_bytes_*` are the sizes of all weight files of the source and
-    of the outputs, in bytes (after: None in a dry run), `verification` the comparison of the results with the source,
-    if it was requested, `seconds` wall time.
+    that would be), `files` those of tables of embeddings, `done` the changes by option. `weight_bytes_*` are the sizes
+    of all weight files of the source and of the outputs, in bytes (after: None in a dry run), `verification` the
+    comparison of the results with the source, if it was requested, `seconds` wall time.
     """
 
     source: str
     outputs: list[str] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
     status: str = "dry run"
     done: list[EditRecord] = field(default_factory=list)
     weight_bytes_before: int = 0
@@ -461,6 +381,7 @@ class EditReport:
             "exact": self.exact, "done": [each.to_dict() for each in self.done],
             "weight_bytes": {"before": self.weight_bytes_before, "after": self.weight_bytes_after},
             "seconds": round(self.seconds, 6),
+            **({"files": self.files} if self.files else {}),
             **({} if self.verification is None else {"verification": self.verification.to_dict()}),
         }
 
@@ -487,7 +408,7 @@ class EditReport:
         return format_lines([*lines, self._format_outcome()])
 
     def _format_outcome(self) -> str:
-        where = f" to {', '.join(self.outputs)}" if self.outputs else ""
+        where = f" to {', '.join([*self.outputs, *self.files])}" if self.outputs else ""
         if self.status == "dry run":
             return "dry run: nothing written"
         if self.status == "rejected":
