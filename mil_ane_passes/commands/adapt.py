@@ -1,8 +1,8 @@
 """Adapt a language model so that the ANE supports all of its ops.
 
-Lookups of token ids and positions run in a package of their own, and flexible lengths are padded. Of a decoder with a
-cache in states, the position becomes a value and the cache is written by a mask. The folder has the packages, a
-manifest, and a README that says how they are called; for decoders also generate.py.
+Lookups of token ids and positions run in a package of their own, and flexible lengths are padded. In a decoder with a
+cache in states, the position becomes an input and the cache is written by a mask. The folder contains the packages, a
+manifest, and a README that describes the calls; for decoders also generate.py.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ EXAMPLE = "adapt decoder.mlpackage -o adapted --prefill 64"
 
 _MANIFEST = "manifest.json"
 _KINDS = ("decoder", "encoder")
-"Kinds in the manifests that are written here."
+"Values of `kind` in manifests."
 _UNNAMED_FILES = frozenset({_MANIFEST, "README.md", "generate.py", "__pycache__", ".DS_Store"})
-"What an adapted folder may have that its manifest does not name."
+"Files of an adapted folder that its manifest does not list."
 
 
 @dataclass(frozen=True)
@@ -107,15 +107,14 @@ def run(arguments: argparse.Namespace) -> int:
 class AdaptReport:
     """The outcome of `adapt`.
 
-    `kind`: "encoder" or "decoder". `status`: "written", or "rejected" (results differ from those of the source; nothing
-    was written). `before` and `after` are figures of the source and of the main package (for one token): ops, those
-    unsupported by type, a reason for each type, shares on the ANE, estimated time, transitions, bytes of weights, which
-    of `after` are those of the whole folder, and bytes that go in and out of a call, lookups included. `done` are the
-    changes.
-    Of a decoder, `fixed` are inputs that are the same for all tokens, `tokens` what both generated, `logit_error` is
-    the largest difference of logits, relative to the largest of their step. Of an encoder, `lengths` are those that
-    were compared, `result_error` is the largest
-    difference of results, relative to the largest of an output.
+    `kind` is "encoder" or "decoder". `status` is "written", or "rejected" (results differ from those of the source;
+    nothing was written). `before` and `after` are figures of the source and of the main package (for one token): number
+    of ops, unsupported ops by type with a reason for each type, fractions on the ANE, estimated time, transitions,
+    bytes of weights (in `after`, of the whole folder), and bytes of inputs and outputs per call, including lookups.
+    `done` are the changes. For a decoder, `fixed` are inputs that are the same for all tokens, `tokens` are the tokens
+    that both generated, and `logit_error` is the largest difference of logits, relative to the largest logit of the
+    step. For an encoder, `lengths` are the compared lengths, and `result_error` is the largest difference of results,
+    relative to the largest value of the output.
     """
 
     source: str
@@ -166,18 +165,22 @@ class AdaptReport:
 def adapt(options: AdaptOptions) -> AdaptReport:
     """Adapt the encoder or decoder `src` to the ANE and write the folder `dst`: packages, manifest.json, README.md.
 
-    `src` is a path, an MLModel or a `Package` of an ML Program. A decoder reads token ids, a mask (1, 1, T, E) whose
-    length E states the position, and a cache: in states, which it writes there, or in inputs that outputs return with
-    new rows appended; it gets generate.py as well. It may read floats besides that are the same for all tokens, as for
-    cross attention: what follows from these alone is computed once. A recurrent model has token ids and states alone. A
-    model without a cache is an encoder: it reads token ids, or floats, and masks. These are found in the graph.
-    `context` is the number of tokens, `prefill` how many tokens a second function of a decoder takes at a time. The
-    main package of a decoder is cut into `parts`, or into as few as have at most `max_part_size` of weights; its logits
-    come out in `head_tiles` parts. The main packages are rewritten with the preset full for `target`.
+    `src` is a path, an MLModel or a `Package` of an ML Program. The kind of model is recognized from the graph:
+
+    - A decoder reads token ids, a mask (1, 1, T, E) whose length E states the position, and a cache. The cache is in
+      states, or in inputs that outputs return with new rows appended. A decoder may also read floats that are the same
+      for all tokens, as for cross attention; values that depend only on these are computed once. generate.py is written
+      for decoders.
+    - A recurrent model has only token ids and states.
+    - A model without a cache is an encoder: it reads token ids or floats, and masks.
+
+    `context` is the number of tokens. `prefill` is the number of tokens per call of a decoder's second function. The
+    main package of a decoder is cut into `parts`, or into the fewest parts of at most `max_part_size` of weights each;
+    its logits are returned in `head_tiles` parts. The main packages are rewritten with the preset full for `target`.
     Unless `verify` is false, all are compared with the source on random feeds, and decoders generate tokens.
 
-    Raises InputError for a model that is not recognized, with the op or input that it stopped at and what was expected
-    instead; nothing is written then.
+    Raises InputError, with the op or input and the expected form, for a model that is not recognized. Nothing is
+    written then.
     """
     from ..ir.clone import clone_program
     from ..package.staging import Staging
@@ -201,7 +204,7 @@ def adapt(options: AdaptOptions) -> AdaptReport:
 
 
 def _plan(options: AdaptOptions, draft: Draft, where: str) -> tuple[str, Callable[[Program, Path, AdaptReport], None]]:
-    """Recognize the model and check the options; returns its kind, and what writes its folder."""
+    """Recognize the model and check the options; return its kind, and the function that writes its folder."""
     from ..transforms.decoder import has_cache, recognize_decoder
     from ..transforms.encoder import choose_context, recognize_encoder
 
@@ -226,7 +229,7 @@ def _plan(options: AdaptOptions, draft: Draft, where: str) -> tuple[str, Callabl
 
 
 def _check_target(options: AdaptOptions, source: Path) -> Path:
-    """Return the folder to write. Raises InputError where it cannot be written."""
+    """Return the folder to write. Raises InputError if it cannot be written."""
     if options.dst is None:
         raise InputError("no output; expected a folder to write")
     target = Path(os.path.abspath(options.dst))
@@ -247,7 +250,7 @@ def _check_target(options: AdaptOptions, source: Path) -> Path:
 
 
 def _check_replaceable(target: Path) -> None:
-    """Raise InputError unless `target` holds what an earlier run wrote and nothing else, so that nothing is lost."""
+    """Raise InputError if `target` contains files that no earlier run wrote: they would be lost."""
     text, found = "", None
     try:
         text = (target / _MANIFEST).read_text(encoding="utf-8")
@@ -257,14 +260,14 @@ def _check_replaceable(target: Path) -> None:
     if not isinstance(found, dict) or found.get("kind") not in _KINDS or not {"schema", "predicted"} <= found.keys():
         raise InputError(f"output '{target}' exists without a {_MANIFEST} of an earlier run; expected a free name")
     foreign = sorted(name for name in os.listdir(target)
-                     if name not in _UNNAMED_FILES and json.dumps(name) not in text)  # the manifest names packages
+                     if name not in _UNNAMED_FILES and json.dumps(name) not in text)  # the manifest lists packages
     if foreign:
         raise InputError(f"output '{target}' holds '{foreign[0]}', which no earlier run wrote and which would be lost; "
                          "move it away, or give a free name")
 
 
 def _put_folder(folder: Path, target: Path) -> None:
-    """Put the complete folder in its place; what it replaces is removed once it is there."""
+    """Move the complete folder to `target`; the folder that it replaces is removed afterwards."""
     from ..package.staging import REPLACED
 
     if target.exists():

@@ -44,24 +44,26 @@ __all__ = ["LOGIT_BOUND", "write_decoder"]
 _CACHE, _EMBEDDING = "cache", "embedding"
 _LOOKUP, _MAIN, _ONCE = "lookup.mlpackage", "decoder.mlpackage", "once.mlpackage"
 _MAX_ONE_HOT = 16384
-"The most rows of a table that a product reads: the inner dimension that all generations accept."
+"Most rows of a table for a product with one-hot rows: the largest inner dimension supported on all generations."
 _MIN_VERSION_FUNCTIONS = 9
 "The specification version (iOS 18) from which a model may have several functions."
 _PROMPT, _STEPS = 9, 16
-"The lengths of the prompt and of what is generated, to compare with the source."
+"Lengths of the prompt and of the generated text that are compared with the source: several calls of each kind."
 _CALLS, _STEP_BOUND = 3, 1e-9
-"The calls of several tokens of a recurrent model that are compared, and the most that these may differ at float64."
+"Number of compared calls (of several tokens) of a recurrent model, and their largest allowed difference at float64."
 _SLOWER_CHIP = "a19"
 "The chip on which tiles of the head were measured to be slower."
 LOGIT_BOUND = 1e-2
-"""The most that logits may differ, relative to the largest of their step: the cache passes in fp16 between calls, and
-rewrites of the preset full round otherwise."""
+"""Largest allowed difference of logits, relative to the largest logit of the step.
+
+The cache is fp16 between calls, and rewrites of the preset full change the rounding.
+"""
 
 
 def write_decoder(
     options: AdaptOptions, before: Program, draft: Draft, structure: DecoderStructure, folder: Path, report: AdaptReport
 ) -> None:
-    """Write the packages of a decoder and what belongs to them into `folder`; the report says if they are rejected."""
+    """Write the packages of a decoder and their other files into `folder`; the report states a rejection."""
     counts = check_sizes(options, structure)
     report.before["call_bytes"] = _count_source_bytes(before.functions[structure.function], structure, options)
     report.fixed = list(structure.fixed)
@@ -92,7 +94,7 @@ def write_decoder(
 
 
 def _count_source_bytes(function: Function, structure: DecoderStructure, options: AdaptOptions) -> int | None:
-    """Count the bytes that a call of the source for one token reads and returns, with all rows of the context."""
+    """Count the bytes of inputs and outputs of a call of the source for one token, with all rows of the context."""
     from ..transforms.shape_inference import get_sizes
 
     rows = options.context or structure.rows or 1
@@ -109,7 +111,7 @@ def _count_source_bytes(function: Function, structure: DecoderStructure, options
 
 
 def _compare_form(before: Program, structure: DecoderStructure, form: _Form) -> str:
-    """Compare packages with the source on random feeds; returns how they differ, "" if they do not."""
+    """Compare packages with the source on random feeds; return a description of the difference, or ""."""
     if structure.mask is None and form.count > 1:
         return _compare_steps(before, structure, form)
     found = compare_drafts(before, form.drafts)
@@ -117,7 +119,7 @@ def _compare_form(before: Program, structure: DecoderStructure, form: _Form) -> 
 
 
 def _compare_steps(before: Program, structure: DecoderStructure, form: _Form) -> str:
-    """Compare calls of several tokens with as many calls of the source, over several calls, at float64."""
+    """Compare several calls of `count` tokens with calls of the source for the same tokens one by one, at float64."""
     from ..runtime import Runtime
 
     function = before.functions[structure.function]
@@ -144,7 +146,7 @@ def _compare_steps(before: Program, structure: DecoderStructure, form: _Form) ->
 
 
 def check_sizes(options: AdaptOptions, structure: DecoderStructure) -> list[int]:
-    """Return the numbers of tokens of a call, 1 first. Raises InputError for sizes that do not fit together."""
+    """Return the numbers of tokens per call, 1 first. Raises InputError for inconsistent sizes."""
     _check_parts(options)
     _check_tiles(options)
     if structure.rows is None:
@@ -215,10 +217,10 @@ def _check_parts(options: AdaptOptions) -> None:
 
 @dataclass(frozen=True)
 class _Form:
-    """A decoder for `count` tokens a call: the drafts of the lookup and of the rest, and the name of the position.
+    """A decoder for `count` tokens per call: the drafts of lookup and main model, and the name of the position.
 
-    That of a recurrent model has no position. `once` is the draft of what is computed once, if there is any: it runs
-    before `main`.
+    A recurrent model has no position. `once` is the draft of the values that are computed once for a prompt, or None;
+    it runs before `main`.
     """
 
     count: int
@@ -240,9 +242,10 @@ class _Form:
 def _write_packages(
     options: AdaptOptions, forms: Sequence[_Form], structure: DecoderStructure, folder: Path, report: AdaptReport
 ) -> list[dict[str, Any]]:
-    """Write and rewrite the packages; returns the manifest of each form.
+    """Write and rewrite the packages; return the manifest of each form.
 
-    Several forms are functions of the same packages, which have all weights once, where the format has functions.
+    If the model's version supports several functions, the forms are functions of the same packages, which store each
+    weight once.
     """
     from ..package.interface import get_specification_version
 
@@ -268,7 +271,7 @@ def _write_pair(
     options: AdaptOptions, structure: DecoderStructure, drafts: Sequence[Draft], lookup: Path, main: Path,
     report: AdaptReport,
 ) -> dict[str, list[dict[str, Any]]]:
-    """Write the package of lookups and the main one, or its parts; returns the manifest of these for each function."""
+    """Write the lookup package and the main package or its parts; return their manifest for each function."""
     from ..transforms.cache_rows import narrow_channels
 
     mains = _cut_main(options, drafts[1], report)
@@ -297,7 +300,8 @@ def _write_pair(
 def _write_once(
     options: AdaptOptions, structure: DecoderStructure, forms: Sequence[_Form], folder: Path, report: AdaptReport
 ) -> dict[str, Any] | None:
-    """Write the package of what is computed once, which is the same for all numbers of tokens; returns its manifest."""
+    """Write the package that runs once for a prompt, which is the same for all numbers of tokens; return its manifest.
+    """
     draft = forms[0].once
     if draft is None:
         return None
@@ -324,7 +328,7 @@ def _list_caches(structure: DecoderStructure) -> list[str]:
 
 
 def _cut_main(options: AdaptOptions, draft: Draft, report: AdaptReport) -> list[Draft]:
-    """Cut the main package between its layers, as asked."""
+    """Cut the main package between its layers, as the options request."""
     from ..transforms.split_parts import SplitIntoParts
     from ..utils.byte_size import parse_byte_size
 
@@ -338,7 +342,7 @@ def _cut_main(options: AdaptOptions, draft: Draft, report: AdaptReport) -> list[
 
 
 def _join_functions(drafts: Sequence[Draft], names: Sequence[str], structure: DecoderStructure) -> Draft:
-    """Make one draft of drafts of the same package: their functions, the first of which is the default."""
+    """Combine drafts of the same package into one draft with all their functions; the first is the default."""
     first = drafts[0]
     functions = [draft.program.functions[structure.function] for draft in drafts]
     interfaces = [draft.interfaces[structure.function] for draft in drafts]
@@ -367,7 +371,7 @@ def _get_hidden() -> float:
 def _transform(
     options: AdaptOptions, draft: Draft, structure: DecoderStructure, count: int
 ) -> _Form:
-    """Apply the transforms for `count` tokens a call."""
+    """Apply the transforms for `count` tokens per call."""
     from coremltools.converters.mil.mil import types
 
     from ..transforms.cache_rows import CacheRows
@@ -442,9 +446,9 @@ def _read_table(function: Function, structure: DecoderStructure) -> dict[str, An
 def _tile_head(
     options: AdaptOptions, forms: Sequence[_Form], structure: DecoderStructure, report: AdaptReport
 ) -> None:
-    """Cut the product of the logits into tiles, and report what was measured of that.
+    """Cut the product of the logits into tiles, and report the published measurements of tiling.
 
-    This follows the comparison of all values: generating tokens compares the logits of the tiles.
+    This runs after the comparison of all values; the logits of the tiles are compared when tokens are generated.
     """
     from ..ane.limits import find_limit
     from ..passes.targets import parse_target
@@ -478,7 +482,7 @@ def _list_logits(options: AdaptOptions, structure: DecoderStructure) -> list[str
 def _write_embedding(
     options: AdaptOptions, before: Program, structure: DecoderStructure, form: _Form, folder: Path, report: AdaptReport
 ) -> dict[str, Any]:
-    """Write the table of embeddings if it is a file; returns its manifest, and reports the trade-off."""
+    """Write the table of embeddings if it is a file; return its manifest, and report the trade-off."""
     from ..transforms.stored_table import describe_table, list_table_arrays
 
     if options.embedding == "package":
@@ -529,7 +533,7 @@ def _make_manifest(
 
 
 def _describe_fixed(before: Program, structure: DecoderStructure, form: _Form) -> dict[str, Any]:
-    """Describe inputs that are the same for all tokens; what is shorter is padded along `length_axes`."""
+    """Describe inputs that are the same for all tokens; shorter ones are padded along `length_axes`."""
     from ..transforms.pad_shape import reaches_softmax
 
     found = {}
@@ -587,9 +591,9 @@ def _compare_generations(before: Program, structure: DecoderStructure, folder: P
 
 
 def _make_fixed(function: Function, structure: DecoderStructure) -> dict[str, Any]:
-    """Make values of fixed inputs: masks that hide the last quarter of keys, and random numbers that fp16 holds.
+    """Make values of fixed inputs: masks that hide the last quarter of keys, and random numbers rounded to fp16.
 
-    Flexible ones are shorter than the longest, so that they are padded.
+    Inputs of flexible length are shorter than the longest, so that the padding is tested.
     """
     from coremltools.converters.mil.mil import types
 
@@ -612,7 +616,7 @@ def _make_fixed(function: Function, structure: DecoderStructure) -> dict[str, An
 def _start_caches(
     before: Program, structure: DecoderStructure, decoder: Any, ids: Sequence[int]
 ) -> dict[str, Any]:
-    """Return the caches to begin with, for the source, which may need some rows: those of the packages."""
+    """Return the initial caches for the source, which may need some rows, taken from those of the packages."""
     from ..transforms.shape_inference import get_sizes
 
     if ids:
@@ -630,9 +634,9 @@ def _run_source(
     original: Any, before: Program, structure: DecoderStructure, ids: Sequence[int], end: int, state: dict[str, Any],
     fixed: Mapping[str, Any],
 ) -> Any:
-    """Run the source on new tokens, the last of which is at `end`; returns the logits behind the last one.
+    """Run the source on new tokens, the last of which is at `end`; return the logits for the token after the last one.
 
-    `state` are states or, if the cache goes in and out, its arrays; both are updated.
+    `state` has the states or, if the cache is input and output, its arrays; both are updated.
     """
     from coremltools.converters.mil.mil import types
 
@@ -670,7 +674,7 @@ def _describe_packages(parts: Sequence[Mapping[str, Any]], cache: str) -> str:
 
 
 def _describe_memory(manifest: Mapping[str, Any], form: str) -> dict[str, str]:
-    """Describe what a step knows of those before: a cache with a position and a mask, or states that are replaced."""
+    """Describe the memory between steps: a cache with a position and a mask, or states that each call replaces."""
     position, mask = manifest["inputs"]["position"], manifest["parts"][0]["mask"]
     read = {name for each in manifest["parts"][0]["main"] for name in each["inputs"]}
     fixed = "".join(f", {format_markdown_code(name)}" for name in (*manifest["fixed"], *(
@@ -695,7 +699,7 @@ def _describe_memory(manifest: Mapping[str, Any], form: str) -> dict[str, str]:
 
 
 def _describe_fixed_inputs(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """Describe inputs that are the same for all tokens, and what is computed from them once."""
+    """Describe inputs that are the same for all tokens, and the package that reads them once."""
     fixed, once = manifest["fixed"], manifest["once"]
     named = {name: choose_identifier(name, number) for number, name in enumerate(fixed)}
     read = {name for part in manifest["parts"][:1] for each in part["main"] for name in each["inputs"]}

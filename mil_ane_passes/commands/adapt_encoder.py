@@ -1,4 +1,5 @@
-"""Encoders adapted: a package of lookups and masks, one that reads floats alone, a manifest, and how to call them."""
+"""Adaptation of encoders: a package of lookups and masks, a main package that reads only floats, a manifest, a README.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["RESULT_BOUND", "write_encoder"]
 
 RESULT_BOUND = 1e-2
-"The most that results may differ, relative to the largest of an output: what crosses is fp16, and rewrites round."
+"Largest allowed difference relative to an output's largest value: values between packages are fp16, rewrites round."
 _LOOKUP, _MAIN = "lookup.mlpackage", "encoder.mlpackage"
 
 
@@ -44,7 +45,7 @@ def write_encoder(
     options: AdaptOptions, before: Program, draft: Draft, structure: EncoderStructure, context: int | None,
     folder: Path, report: AdaptReport,
 ) -> None:
-    """Write the packages of an encoder and what belongs to them into `folder`; the report says if they are rejected."""
+    """Write the packages of an encoder and their other files into `folder`; the report states a rejection."""
     options.progress("adapting")
     drafts, structure, reason = _transform(options, before, draft, structure, context)
     report.done = list(dict.fromkeys(each.note for part in drafts for each in part.done if each.changed))
@@ -67,12 +68,12 @@ def write_encoder(
 def _transform(
     options: AdaptOptions, before: Program, draft: Draft, structure: EncoderStructure, context: int | None
 ) -> tuple[list[Draft], EncoderStructure, str]:
-    """Apply the transforms; returns the drafts, the structure (with the least length that is possible), and how the
-    drafts differ from the source, if they do.
+    """Apply the transforms; return the drafts, the structure (with the least possible length), and a description of the
+    difference from the source, or "".
 
-    Tables of positions that are stored rounded, such as those of rotary embeddings, differ from what the source
-    computes. Then what comes before the folding is compared with the source, and what comes behind with the folded
-    model; all of it is compared once more in `_compare_results`, by a bound.
+    Tables of positions that are stored rounded, such as those of rotary embeddings, differ from the values that the
+    source computes. In this case the model before folding is compared with the source, and the drafts with the folded
+    model. `_compare_results` then compares the drafts with the source, with a bound on the difference.
     """
     from ..equivalence.changed_interfaces import compare_across_interfaces
     from ..ir.clone import clone_program
@@ -105,7 +106,7 @@ def _transform(
 
 
 def _is_rounded(var: Var, array: Any) -> bool:
-    """Return whether floats are others in the type that they are stored in."""
+    """Return whether floats change when they are stored in their dtype."""
     from coremltools.converters.mil.mil import types
 
     return bool(types.is_float(var.dtype)) and not np.array_equal(
@@ -171,7 +172,7 @@ def _make_manifest(
 
 
 def _get_padding(var: Var) -> float:
-    """Return what is behind the real values of an input."""
+    """Return the padding value of an input."""
     from coremltools.converters.mil.mil import types
 
     from ..transforms.pad_shape import reaches_softmax
@@ -185,7 +186,7 @@ def _compare_results(
 ) -> None:
     """Run the source and the packages at several real lengths, with and without masked tokens.
 
-    Results of masked tokens are not compared: one that attends to a window has none where all of it is masked.
+    Results of masked tokens are not compared: if a token's whole attention window is masked, it has no valid result.
     """
     from ..runtime import Runtime, predictor
 
@@ -214,7 +215,7 @@ def _compare_results(
 
 
 def _choose_lengths(manifest: Mapping[str, Any]) -> list[int | None]:
-    """Return lengths to compare: the ends, and between them; each number with an odd place has masked tokens."""
+    """Return the lengths to compare: both ends, and lengths between them; runs of odd index have masked tokens."""
     if manifest["context"] is None:
         return [None, None]
     low, high = min(manifest["shortest"], manifest["context"]), manifest["context"]
@@ -223,12 +224,12 @@ def _choose_lengths(manifest: Mapping[str, Any]) -> list[int | None]:
 
 
 def _count_seen(length: int, number: int) -> int:
-    """Return how many tokens of a run are not masked: all, or the first two thirds in runs of odd numbers."""
+    """Return the number of unmasked tokens of a run: all, or the first two thirds in runs of odd index."""
     return length if number % 2 == 0 else max(1, length - length // 3)
 
 
 def _make_feeds(function: Function, structure: EncoderStructure, length: int | None, number: int) -> dict[str, Any]:
-    """Make random tokens or features, and masks: of every second number, the last third is hidden."""
+    """Make random tokens or features, and masks; in runs of odd index, the masks hide the last third."""
     from coremltools.converters.mil.mil import types
 
     from ..transforms.decoder import find_lookup
@@ -280,7 +281,7 @@ def _run_packages(
 
 
 def _format_readme(manifest: Mapping[str, Any]) -> str:
-    """Fill in how to call the packages."""
+    """Fill in the README, which describes the calls of the packages."""
     text = read_report_file("encoder", "README.txt")
     shared, _, rest = text.partition("<!-- two -->\n")
     two, _, rest = rest.partition("<!-- one -->\n")

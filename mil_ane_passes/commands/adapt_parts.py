@@ -1,4 +1,4 @@
-"""Packages of an adapted model: written, rewritten, measured and described."""
+"""Packages of an adapted model: writing, rewriting, figures and descriptions."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ __all__ = [
 
 
 def emit_drafts(drafts: Sequence[Draft], folder: Path) -> list[Path]:
-    """Write the packages of drafts below `folder`; returns their paths."""
+    """Write the packages of drafts into `folder`; return their paths."""
     from ..package.debug_handles import format_debug_handles
     from ..package.package_writer import PackageOutput, write_models
 
@@ -57,7 +57,7 @@ def emit_drafts(drafts: Sequence[Draft], folder: Path) -> list[Path]:
 
 
 def rewrite_package(options: AdaptOptions, source: Path, target: Path, report: AdaptReport) -> None:
-    """Rewrite the main package with the preset full; without a verified result it stays as the transforms made it."""
+    """Rewrite the main package with the preset full; if the result is not verified, keep the package unrewritten."""
     from .rewrite import rewrite
 
     options.progress(f"rewriting {target.name}")
@@ -70,7 +70,7 @@ def rewrite_package(options: AdaptOptions, source: Path, target: Path, report: A
 
 
 def share_weights(package: Path) -> None:
-    """Store weights once that several functions of a package have."""
+    """Store weights that several functions of a package have only once."""
     from ..transforms.dedup_weights import DedupWeights
     from ..transforms.sources import open_draft
 
@@ -90,7 +90,7 @@ def measure_package(package: Path, target: str, function: str | None = None) -> 
     if function is not None:
         source = load(package).program
         source.functions = {function: source.functions[function]}
-    found = lint(source, target=target, select=[])  # placement alone: fixes of findings take as long again to try
+    found = lint(source, target=target, select=[])  # placement only: trying the fixes of findings would double the time
     figures = found.summary()
     left = [row for row in found.plan.rows if row.ane == "no"]
     program = found.plan.program
@@ -105,7 +105,7 @@ def measure_package(package: Path, target: str, function: str | None = None) -> 
 
 
 def count_call_bytes(function: Function, flexible: Mapping[str, Sequence[int]] | None = None) -> int | None:
-    """Count the bytes of inputs and outputs of a call, states left out; None if one has a flexible shape.
+    """Count the bytes of inputs and outputs of a call, without states; None if one of them has a flexible shape.
 
     `flexible` has the shapes of inputs and outputs of flexible shape.
     """
@@ -125,7 +125,7 @@ def count_call_bytes(function: Function, flexible: Mapping[str, Sequence[int]] |
 
 
 def count_weight_bytes(folder: Path) -> int:
-    """Count the bytes of weight files, and of tables that are files, below a folder."""
+    """Count the bytes of weight files, and of tables stored as files, in a folder."""
     return sum(file.stat().st_size for file in folder.rglob("*") if file.suffix in (".bin", ".npy"))
 
 
@@ -172,7 +172,7 @@ def describe_var(var: Any) -> dict[str, Any]:
 
 
 def compare_drafts(before: Any, drafts: Sequence[Draft]) -> Any:
-    """Compare what transforms made with the program of before, on random feeds."""
+    """Compare the results of transforms with the original program on random feeds."""
     from ..equivalence.changed_interfaces import compare_across_interfaces
 
     package = drafts[0].package
@@ -181,16 +181,16 @@ def compare_drafts(before: Any, drafts: Sequence[Draft]) -> Any:
 
 
 def read_report_file(folder: str, name: str) -> str:
-    """Return the text of a file of the `report` room that is copied or filled in."""
+    """Return the text of a template or file of the `report` room."""
     home = resources.files(f"{__package__.rpartition('.')[0]}.report.{folder}")
     return home.joinpath(name).read_text(encoding="utf-8")
 
 
 def fill_page(text: str, values: Mapping[str, object]) -> str:
-    """Replace each `@NAME@` of a page, once: a value that holds such a word keeps it."""
+    """Replace each `@NAME@` of a page in one pass: a value that contains such a word is not replaced again."""
     return re.sub(f"@({'|'.join(values)})@", lambda found: str(values[found[1]]), text)
 
 
 def choose_identifier(name: str, number: int) -> str:
-    """Return a variable's name for an input: its own if Python and Swift accept it."""
+    """Return a variable name for an input: its own name if Python and Swift accept it."""
     return name if name.isascii() and name.isidentifier() and not iskeyword(name) else f"value{number}"

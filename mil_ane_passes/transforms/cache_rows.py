@@ -1,7 +1,7 @@
-"""Caches that go in and come out with new rows appended: the caller keeps them, and gets the new rows alone.
+"""Caches that are inputs, and outputs with new rows appended: the caller keeps the cache, and only new rows are output.
 
-This follows `PadShape`, which appends rows to a padded cache as `cache * (1 - m) + rows @ new`. The cache that goes in
-has room for the new rows then, and the shape (1, channels, rows, width).
+This transform runs after `PadShape`, which appends rows to a padded cache as `cache * (1 - m) + rows @ new`. The input
+cache then has room for the new rows, and the shape (1, channels, rows, width).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["CacheRows", "narrow_channels"]
 
 @dataclass(frozen=True)
 class _Part:
-    """A part of a cache, channels [begin, end) of the new form, with the value that has its new rows written."""
+    """A part of a cache, channels [begin, end) of the new shape, and the value `written` that contains its new rows."""
 
     begin: int
     end: int
@@ -44,15 +44,15 @@ class _Part:
 
 @dataclass(frozen=True)
 class CacheRows(Transform):
-    """Makes caches of fixed size of inputs, and outputs of the new rows alone of the outputs that returned all rows.
+    """Gives input caches a fixed size, and replaces outputs of all rows by outputs of the new rows only.
 
-    `caches` maps inputs to outputs. An input keeps its name, the output is NAME_rows.
+    `caches` maps inputs to outputs. An input keeps its name; its output is called NAME_rows.
     """
 
     caches: Mapping[str, str]
 
     def apply(self, draft: Draft) -> list[Draft]:
-        """Change in place. InputError, with the op, for a cache that is used in another way."""
+        """Change the draft in place. Raises InputError, with the op, if a cache is used in another way."""
         for name, function in draft.program.functions.items():
             for cache, output in self.caches.items():
                 _CacheChange(draft, name, function, cache, output).apply()
@@ -115,7 +115,7 @@ class _CacheChange:
         return mb.identity(x=values[0]) if values[0] in self._function.outputs or values[0].op is None else values[0]
 
     def _find_parts(self) -> list[_Part]:
-        """Find the parts of the cache that rows are appended to. InputError for any other use of it."""
+        """Find the parts of the cache to which rows are appended. Raises InputError for any other use of the cache."""
         found: dict[int, _Part] = {}
         for view, bounds in self._list_views():
             if not get_consumers(view):
@@ -163,7 +163,7 @@ class _CacheChange:
         return [(_skip_squeeze(var), bounds) for var, bounds in views]
 
     def _list_returned(self) -> list[Var]:
-        """List the values that the output consists of, along the first axis."""
+        """List the values that are stacked along the first axis of the output."""
         op = self._output.op
         if op is not None and op.op_type == "stack" and not int(op.axis.val):
             return list(op.values)
@@ -212,10 +212,9 @@ class _CacheChange:
 
 
 def narrow_channels(draft: Draft, name: str, cache: str) -> list[tuple[int, int]]:
-    """Make an input of function `name` that holds those channels alone that the function reads.
+    """Reduce the input `cache` of function `name` to the channels that the function reads; it keeps its name.
 
-    It keeps its name. Returns the channels that it holds, as ranges of the whole cache: one of all channels where it is
-    read by other ops than slices.
+    Returns the channels as ranges of the whole cache: a single range of all channels if other ops than slices read it.
     """
     function = draft.program.functions[name]
     held = function.inputs[cache]
@@ -243,7 +242,7 @@ def narrow_channels(draft: Draft, name: str, cache: str) -> list[tuple[int, int]
 
 
 def _join_ranges(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Join ranges that meet or overlap, in order."""
+    """Merge sorted ranges that touch or overlap."""
     found: list[tuple[int, int]] = []
     for begin, end in sorted(ranges):
         if found and begin <= found[-1][1]:
@@ -257,7 +256,7 @@ def _replace_input(
     function: Function, held: Var, cache: str, ranges: Sequence[tuple[int, int]],
     read: Sequence[tuple[tuple[int, int], ...]],
 ) -> None:
-    """Put an input of the channels in `ranges` in place of `held`, of which slices `read` these bounds."""
+    """Replace the input `held`, of which slices `read` these bounds, by an input of the channels in `ranges`."""
     users, shape = get_consumers(held), get_static_shape(held) or ()
     narrow = (shape[0], sum(end - begin for begin, end in ranges), *shape[2:])
     held.name = f"{cache}_whole"
@@ -294,7 +293,7 @@ def _list_splits(op: Operation, whole: tuple[tuple[int, int], ...]) -> list[tupl
 
 
 def _skip_squeeze(var: Var) -> Var:
-    """Return what a value is without leading axes of size 1, if it is squeezed alone."""
+    """Return the squeezed value if a squeeze is the only user of `var`, else `var`."""
     users = get_consumers(var)
     return users[0].outputs[0] if len(users) == 1 and users[0].op_type == "squeeze" else var
 

@@ -1,8 +1,8 @@
 """The contract of transforms: whole-model changes that may alter the interface, on request.
 
-A transform changes a `Draft`, which is a program in pymil with what is known about it, in place, or makes several of
-it. It declares each change of the interface (`Draft.change_interface`), so that the result can be checked against the
-source across the change. The `package` room writes what changed and keeps the rest byte for byte.
+A transform changes a `Draft` (a pymil program with its metadata) in place, or makes several drafts of it. It declares
+each change of the interface (`Draft.change_interface`), so that the equivalence check can map feeds and results between
+the source and the result. The `package` room writes the changed parts and keeps the rest byte for byte.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 from ..passes.interface_change import InterfaceChange, InterfaceMapping
 from ..utils.errors import InputError, suggest_nearest
 
-# The names of packages are checked, and copies of weights started, before coremltools is there.
+# Names of packages are checked, and copies of weights started, before coremltools is imported.
 if TYPE_CHECKING:
     from coremltools.converters.mil.mil import Function, Program
 
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 __all__ = ["MAX_PARTS", "PART_SUFFIXES", "Draft", "EditRecord", "Transform", "apply_transforms", "build_part_path"]
 
 PART_SUFFIXES = ("1", "2")
-"Suffixes of the names of the two packages that `--split-at` makes."
+"Suffixes of the names of the two packages that `--split-at` writes."
 MAX_PARTS = 64
-"The most packages that are made of one: 64 parts of a gigabyte are more than any device's memory."
+"Most packages into which one is split: 64 parts of 1 GB need more memory than any device has."
 
 
 @dataclass(frozen=True)
 class EditRecord:
     """One action of a transform: the option that requested it, the function and value it was applied to, and the note.
 
-    `changed` is false if there was nothing to do. `exact` is true if results keep the same bits (None where no numbers
-    are affected).
+    `changed` is false if there was nothing to do. `exact` is true if results keep the same bits (None if the action
+    does not affect numbers).
     """
 
     option: str
@@ -56,11 +56,11 @@ class EditRecord:
 class Draft:
     """A program that transforms change.
 
-    `interfaces` map each function to the function of the source that it was made of. `done` lists the actions, `gone`
-    the names of removed values. `part` is empty, or distinguishes the drafts that one became. `package` is the source
-    package, None for a program in memory. `redirected` maps places of weights (file and offset) to others that hold the
-    same bytes. Blobs that nothing refers to any more are dropped from each weight file of which they are more than the
-    part `dead_limit` (None: the default of `package`).
+    `interfaces` maps each function to its mapping from a function of the source. `done` lists the actions, `gone` the
+    names of removed values. `part` distinguishes the drafts into which one was split; it is empty otherwise. `package`
+    is the source package, None for a program in memory. `redirected` maps references to weights (file and offset) to
+    other references with the same bytes. Unreferenced blobs are dropped from a weight file if they are more than the
+    fraction `dead_limit` of it (None: the default of `package`).
     """
 
     program: Program
@@ -95,11 +95,11 @@ class Draft:
                 if function in (None, self.interfaces[name].function)}
 
     def change_interface(self, function: str, *changes: InterfaceChange) -> None:
-        """Declare changes of the interface of `function`, made at once."""
+        """Declare simultaneous changes of the interface of `function`."""
         self.interfaces[function] = self.interfaces[function].followed_by(*changes)
 
     def replace_function(self, function: str, made: Mapping[str, Function]) -> None:
-        """Replace `function` by functions made of it, each with the mapping that it had."""
+        """Replace `function` by functions derived from it; each inherits its mapping."""
         mapping = self.interfaces.pop(function)
         self.program.functions = {new: each for name, old in self.program.functions.items()
                                   for new, each in (made.items() if name == function else [(name, old)])}
@@ -134,33 +134,33 @@ class Transform:
     "True if it can change the functions of a pipeline's parts."
 
     def apply(self, draft: Draft) -> list[Draft]:
-        """Change the draft. Returns it, changed in place, or the drafts that it became.
+        """Change the draft in place and return it, or return the drafts into which it was split.
 
-        Actions are added to `draft.done`, changes of the interface are declared with `draft.change_interface`. Raises
-        InputError with the reason when the change cannot be made; nothing is written then, so the draft may be left
-        half changed.
+        Actions are added to `draft.done`, and changes of the interface are declared with `draft.change_interface`.
+        Raises InputError with the reason if the change is not possible. The draft may then be changed in part, because
+        nothing is written.
         """
         raise AssertionError(f"{type(self).__name__} must define apply()")
 
 
 def apply_transforms(draft: Draft, transforms: Sequence[Transform]) -> list[Draft]:
-    """Apply transforms one after the other, each to all drafts that the ones before it made.
+    """Apply transforms one after the other, each to all drafts made by the previous ones.
 
-    Raises InputError for a pipeline and a transform without `in_pipelines`.
+    Raises InputError if the model is a pipeline and a transform is not `in_pipelines`.
     """
     drafts = [draft]
     for transform in transforms:
         if draft.is_pipeline and not transform.in_pipelines:
-            raise InputError(f"{draft.where}: the model is a pipeline, whose parts take what others give; of all "
+            raise InputError(f"{draft.where}: the model is a pipeline, whose parts read outputs of other parts; of all "
                              "edits only names can be changed there: edit the packages in it and build it again")
         drafts = [made for each in drafts for made in transform.apply(each)]
     return drafts
 
 
 def build_part_path(target: Path, part: str) -> Path:
-    """Return the path a draft is written to: `target`, or beside it with the part appended to the name.
+    """Return the path to which a draft is written: `target`, or for a part, `target` with the part in its name.
 
-    Raises InputError for a path that ends in no name, such as "." and "/".
+    Raises InputError for a path without a name, such as "." and "/".
     """
     if not target.name:
         raise InputError(f"'{target}': is not the name of a package; expected one that ends in .mlpackage")

@@ -1,4 +1,4 @@
-"""Ops that nothing needs: found as the file has them, with ops that may have side effects kept."""
+"""Ops on which no output depends: their search and removal. Ops that may have side effects are kept."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..package.origin import get_origin
 __all__ = ["find_dead_ops", "find_unread_updates", "get_read_vars", "has_effects", "is_pure", "remove_dead_ops"]
 
 _EFFECT_PATTERN = re.compile(r"write_state|coreml_update_state|print|random_|list_|make_list|tensor_array|custom")
-"Types of coremltools' ops that have side effects, or may have."
+"Types of coremltools' ops that have side effects or may have them."
 
 
 def get_read_vars(op: Operation) -> set[Var]:
@@ -29,17 +29,17 @@ def get_read_vars(op: Operation) -> set[Var]:
 
 
 def has_effects(op_type: str) -> bool:
-    """Return whether ops of a type have side effects, or may, as types unknown to coremltools do."""
+    """Return whether ops of a type have side effects or may have them, such as types unknown to coremltools."""
     return op_type not in SSAOpRegistry.core_ops or _EFFECT_PATTERN.match(op_type) is not None
 
 
 def is_pure(op: Operation) -> bool:
-    """Return whether an op is known to have no side effects: it can be removed when nothing reads its outputs."""
+    """Return whether an op is known to have no side effects: it can be removed if nothing reads its outputs."""
     return not has_effects(plain_type(op)) and all(is_pure(inner) for block in op.blocks for inner in block.operations)
 
 
 def find_dead_ops(function: Function) -> list[Operation]:
-    """Return the ops of a function that neither its outputs nor ops not known to be pure need, users first."""
+    """Return the ops of a function that are needed neither by its outputs nor by ops with side effects, users first."""
     needed, dead = set(function.outputs), []
     for op in reversed(list(function.operations)):
         if not needed.isdisjoint(op.outputs) or not is_pure(op):
@@ -50,16 +50,16 @@ def find_dead_ops(function: Function) -> list[Operation]:
 
 
 def find_unread_updates(function: Function) -> list[Operation]:
-    """Return the writes of states that a file reads back although nothing needs what is read."""
+    """Return the writes of states whose read-back in the file is not needed."""
     return [op for op in iterate_nested_ops(function) if op.op_type == "coreml_update_state"
             and not (op.outputs[0].child_ops or op.outputs[0].consuming_blocks)
             and (origin := get_origin(op)) is not None and origin.names]
 
 
 def remove_dead_ops(function: Function, before: Collection[Operation]) -> list[Operation]:
-    """Remove unneeded ops, except for those in `before`, which were unneeded from the start, and what these read.
+    """Remove unneeded ops, except for ops in `before`, which were already unneeded, and the ops that these need.
 
-    Returns the removed ops, without consts that are in no file, and the writes of states that are not read back now.
+    Returns the removed ops (without consts that are not in the file) and the state writes that are no longer read back.
     """
     needed: set[Var] = set()
     gone = []

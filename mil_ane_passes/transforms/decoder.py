@@ -1,6 +1,6 @@
-"""Recognition of a decoder from its graph: token ids, a mask whose length carries the position, a cache in states.
+"""Recognition of a decoder from its graph: token ids, a mask whose length states the position, and a cache in states.
 
-A recurrent model has no attention, and so neither a mask nor a position: its states are replaced at each step.
+A recurrent model has no attention, and therefore neither mask nor position: each step replaces its states.
 """
 
 from __future__ import annotations
@@ -22,20 +22,23 @@ __all__ = ["DecoderStructure", "find_caches", "find_lookup", "format_sizes", "ha
 
 _MASK_RANK = 4
 _UNBOUNDED = 1 << 30
-"Sizes from here on are those of a range without an upper end."
+"Sizes from this number on mean a range without an upper end; no tensor has an axis of 2**30 elements."
 _LOOKUP_OPS = frozenset({"cast", "expand_dims", "squeeze", "reshape", "identity", "select", "greater_equal", "add"})
-"Ops between token ids and the lookup in a table."
+"Ops that may be between token ids and the lookup in a table."
 _VIEWS = frozenset({"slice_by_index", "gather", "split", "squeeze", "cast", "identity", "transpose", "mul", "add"})
-"Ops between a cache and where rows are appended to it: those that take layers out, and some that are not supported."
+"""Ops that may be between a cache and the op that appends rows to it.
+
+They select layers, or are unsupported; these are included so that an error can report them.
+"""
 
 
 @dataclass(frozen=True)
 class DecoderStructure:
-    """The parts of a decoder by their names in the model, and its sizes.
+    """The names of a decoder's parts in the model, and its sizes.
 
-    The cache is in `states`, or goes in and out: `caches` maps inputs to outputs, both with all rows. `fixed` are
-    inputs of floats that are the same for all tokens, such as what an encoder returned. A recurrent model has no `mask`
-    and no `rows`.
+    The cache is in `states`, or it is input and output: `caches` maps inputs to outputs, both with all rows. `fixed`
+    are float inputs that are the same for all tokens, such as the result of an encoder. A recurrent model has neither
+    `mask` nor `rows`.
     """
 
     function: str
@@ -46,18 +49,18 @@ class DecoderStructure:
     rows: int | None
     vocabulary: int
     steps: int | None
-    "The number of tokens of a call, None if it is flexible."
+    "The number of tokens per call; None if it is flexible."
     caches: dict[str, str] = field(default_factory=dict)
     least: int = 0
-    "The fewest rows of caches that go in."
+    "The smallest number of rows of input caches."
     fixed: tuple[str, ...] = ()
     lengths: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    "The flexible axes of `fixed`, which are padded to `longest`, and hidden by one of them."
+    "The flexible axes of `fixed`. They are padded to `longest`, and a mask among `fixed` hides the padding."
     shortest: int = 0
     longest: int = 0
 
     def get_fixed_shapes(self, function: Function) -> dict[str, tuple[int, ...]]:
-        """Return the shapes to which those of `fixed` with flexible axes are padded."""
+        """Return the padded shapes of the inputs in `fixed` that have flexible axes."""
         return {name: tuple(self.longest if axis in axes else int(size or 1) for axis, size in enumerate(
             get_sizes(function.inputs[name].sym_type) or ())) for name, axes in self.lengths.items()}
 
@@ -74,7 +77,7 @@ def has_states(program: Program) -> bool:
 def recognize_decoder(program: Program, where: str) -> DecoderStructure:
     """Return the structure of the decoder of one function.
 
-    Raises InputError that names what was found, and what it would need.
+    Raises InputError with the unsupported part that was found and the expected form.
     """
     (name, function), = program.functions.items()
     arrays = {each: var for each, var in function.inputs.items() if not types.is_state(var.sym_type)}
@@ -125,7 +128,7 @@ def _find_fixed_lengths(
 ) -> tuple[dict[str, tuple[int, ...]], int, int]:
     """Return the flexible axes of inputs that are the same for all tokens, and the ends of their common range.
 
-    What is shorter is padded by the caller, so a mask has to hide the padding. InputError where nothing does.
+    The caller pads a shorter input, so a mask must hide the padding. Raises InputError if no input can hide it.
     """
     lengths: dict[str, tuple[int, ...]] = {}
     low, high, hides = 1, _UNBOUNDED, False
@@ -165,7 +168,7 @@ def _find_ids(function: Function, where: str) -> tuple[Var, Operation]:
 
 
 def find_lookup(start: Var) -> Operation | None:
-    """Return the op that looks up integers in a table of floats, None if there is not one."""
+    """Return the op that looks up integers in a table of floats; None if it is not found."""
     pending, seen = [start], {start}
     while pending:
         var = pending.pop()
@@ -183,8 +186,8 @@ def _find_mask(function: Function, steps: int | None, where: str) -> Var:
     found = [var for var in function.inputs.values() if types.is_tensor(var.sym_type) and types.is_float(var.dtype)
              and reaches_softmax(var)]
     flexible = [var for var in found if (get_sizes(var.sym_type) or (0,))[-1] is None]
-    found = flexible if len(flexible) == 1 else found  # others, of fixed shape, hide keys of an encoder
-    if len(flexible) > 1:  # a row for each token, or a length that is read as the position
+    found = flexible if len(flexible) == 1 else found  # masks of fixed shape hide keys of an encoder
+    if len(flexible) > 1:  # select masks with a row for each token, or whose length is read as the position
         own = [var for var in flexible if (get_sizes(var.sym_type) or ())[-2:-1] == (None,) or steps == 1 and any(
             op.op_type == "shape" for op in get_consumers(var))]
         found = own if len(own) == 1 else found
@@ -229,7 +232,7 @@ def _find_rows(function: Function, states: tuple[str, ...], where: str) -> int:
 
 
 def _iterate_wraps(op: Operation) -> Iterator[Operation]:
-    """Yield the ops that wrap the place at which rows are written."""
+    """Yield the modulo ops that wrap the position at which rows are written."""
     pending, seen = [op.begin], {op.begin}
     while pending:
         made = pending.pop().op
@@ -241,7 +244,7 @@ def _iterate_wraps(op: Operation) -> Iterator[Operation]:
 
 
 def find_caches(function: Function) -> dict[str, Operation]:
-    """Return the inputs that new rows are appended to, with the first op that does so for each."""
+    """Return the inputs to which new rows are appended, each with the first op that appends them."""
     found = {}
     for name, var in function.inputs.items():
         sizes = () if types.is_state(var.sym_type) else get_sizes(var.sym_type) or ()
@@ -261,7 +264,7 @@ def find_caches(function: Function) -> dict[str, Operation]:
 
 
 def _find_returned(function: Function, name: str, op: Operation, where: str) -> str:
-    """Return the output that has all rows of a cache, the new ones included."""
+    """Return the output that has all rows of a cache, including the new ones."""
     pending, outputs, cut = [op.outputs[0]], list(function.outputs), []
     while pending:
         var = pending.pop()
@@ -283,7 +286,7 @@ def _find_returned(function: Function, name: str, op: Operation, where: str) -> 
 def _find_bounds(
     function: Function, mask: Var, caches: Mapping[str, str], where: str
 ) -> tuple[int, int]:
-    """Return the most rows that there can be with the new ones, and the fewest that caches can have."""
+    """Return the largest number of rows including new ones, and the smallest number of rows of input caches."""
     most, least = [], []
     for name in caches:
         sizes = get_sizes(function.inputs[name].sym_type) or ()

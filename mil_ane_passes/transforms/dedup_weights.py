@@ -1,4 +1,4 @@
-"""Deduplication of weights that are in a package more than once."""
+"""Deduplication of weights: equal bytes that a package stores several times are stored once."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _MAX_GROUPS_LISTED = 10
 class DedupWeights(Transform):
     """Redirects all references to equal bytes of one dtype to one blob, across functions and weight files.
 
-    Consts of different shapes may share bytes. Values written into the model file itself stay as they are. It works on
-    the references in the model file: the values in pymil are mapped, and remain the same.
+    Consts of different shapes may share bytes. Values inside the model file are not changed. Only references in the
+    model file change: the mapped values in pymil remain the same.
     """
 
     def apply(self, draft: Draft) -> list[Draft]:
-        """Deduplicate; no value changes. InputError when a weight file is damaged or cannot be read."""
+        """Deduplicate; no value changes. Raises InputError if a weight file is damaged or cannot be read."""
         assert draft.package is not None
         model, plan = draft.emit()
         added = {(plan.target, blob.offset) for blob in plan.added} if plan is not None else set()  # in no file yet
@@ -43,7 +43,7 @@ class DedupWeights(Transform):
 
 
 def _iterate_notes(found: Duplicates) -> Iterator[tuple[DuplicateGroup | None, str, bool]]:
-    """Yield the note on each group, and whether it is a change."""
+    """Yield the group (None for a total), the note, and whether the note is about a change."""
     if not found.equal:
         yield None, "no weights are in the package twice", False
         return

@@ -1,4 +1,4 @@
-"""Removal of outputs, with all ops that only they needed."""
+"""Removal of outputs, and of all ops that only these outputs needed."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class DropOutput(Transform):
     function: str | None = None
 
     def apply(self, draft: Draft) -> list[Draft]:
-        """Drop in place.
+        """Remove the outputs in place.
 
-        Raises InputError for an unknown output, for a function's last one, and for a classifier's predictions.
+        Raises InputError for an unknown output, for a function's last output, and for a classifier's predictions.
         """
         functions = draft.select_functions(self.function)
         present = {var.name for function in functions.values() for var in function.outputs}
@@ -78,5 +78,5 @@ def _drop_outputs(draft: Draft, name: str, function: Function, dropped: list[str
 
 
 def _find_read_inputs(function: Function) -> set[str]:
-    """Return the inputs that ops read or that are returned."""
+    """Return the inputs that ops read or that the function returns."""
     return {name for name, var in function.inputs.items() if var.child_ops or var.consuming_blocks}

@@ -1,6 +1,6 @@
-"""Recognition of an encoder from its graph, and the transforms that leave floats of fixed size to its main package.
+"""Recognition of an encoder from its graph, and transforms that let its main package read only floats of fixed size.
 
-An encoder computes attention over all tokens of a call, and keeps nothing for the next one.
+An encoder computes attention over all tokens of a call and keeps no state for the next call.
 """
 
 from __future__ import annotations
@@ -33,25 +33,29 @@ __all__ = ["AddMasks", "EncoderStructure", "NarrowMasks", "OneHotRows", "choose_
            "fold_encoder", "pad_encoder", "recognize_encoder"]
 
 _UNBOUNDED = 1 << 30
-"Sizes from here on are those of a range without an upper end."
+"Sizes from this number on mean a range without an upper end; no tensor has an axis of 2**30 elements."
 _MAX_LEAST_TRIED = 8
-"How much longer than the shortest length a model may need to be to run: differences and windows of a few tokens."
+"""Number of lengths, from the shortest declared one on, that are tried until the model can run.
+
+A model that computes differences or windows of a few tokens cannot run at the shortest declared lengths.
+"""
 _BETWEEN_SCORES = frozenset({"add", "cast", "mul", "real_div", "reshape", "transpose", "squeeze", "expand_dims",
                              "identity", "select"})
-"Ops between a softmax and the product with the values."
+"Ops that may be between a softmax and the product with the values."
 
 
 _BROADCASTING = frozenset({"add", "sub", "mul", "real_div", "cast", "equal", "not_equal", "logical_and", "logical_or",
                            "logical_not", "identity", "maximum", "minimum", "reduce_max", "reduce_min"})
-"Ops that read values of size 1 along an axis as they read repeated ones."
+"Elementwise ops that broadcast: an operand of size 1 along an axis gives the same result as a repeated one."
 
 
 @dataclass(frozen=True)
 class EncoderStructure:
-    """The parts of an encoder by their names in the model, and its sizes.
+    """The names of an encoder's parts in the model, and its sizes.
 
-    `ids` are looked up in a table, `integers` are all inputs of integers, those included. `lengths` has the flexible
-    axes of inputs, which are `least` to `most` long together (0 and 0 if all are fixed; `most` may be without end).
+    `ids` are looked up in a table. `integers` are all integer inputs, including `ids`. `lengths` has the flexible axes
+    of inputs, all of the same length between `least` and `most` (both 0 if all axes are fixed; `most` may be
+    unbounded).
     """
 
     function: str
@@ -68,7 +72,7 @@ class EncoderStructure:
 
 
 def recognize_encoder(program: Program, where: str) -> EncoderStructure:
-    """Return the structure of the encoder. Raises InputError that names what was found, and what it would need."""
+    """Return the structure of the encoder. Raises InputError with the unsupported part and the expected form."""
     (name, function), = program.functions.items()
     attention = next(_iterate_attention(function), None)
     if attention is None:
@@ -104,7 +108,7 @@ def _iterate_attention(function: Function) -> Iterator[Operation]:
 
 
 def _find_lengths(function: Function, where: str) -> tuple[dict[str, tuple[int, ...]], int, int]:
-    """Return the flexible axes of each input, and the smallest and largest size that all of them can have."""
+    """Return the flexible axes of each input, and the smallest and largest length that all of them can have."""
     lengths: dict[str, tuple[int, ...]] = {}
     least, most = 0, 0
     for name, var in function.inputs.items():
@@ -128,7 +132,7 @@ def _find_lengths(function: Function, where: str) -> tuple[dict[str, tuple[int, 
 
 
 def pad_encoder(draft: Draft, structure: EncoderStructure, context: int | None) -> tuple[Draft, EncoderStructure]:
-    """Pad flexible lengths to `context`; returns the structure with the least length at which the model can run."""
+    """Pad flexible lengths to `context`; return the draft, and the structure with the least length that can run."""
     if not structure.lengths or context is None:
         return draft, structure
     sizes = {name: get_sizes(draft.program.functions[structure.function].inputs[name].sym_type) or ()
@@ -157,15 +161,15 @@ def pad_encoder(draft: Draft, structure: EncoderStructure, context: int | None) 
 
 
 def fold_encoder(draft: Draft, evaluate: Evaluate | None = None) -> Draft:
-    """Make constants of what follows from sizes alone. `evaluate` computes them (see `FoldSizes`)."""
+    """Replace values that depend only on sizes by constants, which `evaluate` computes (see `FoldSizes`)."""
     folded, = apply_transforms(draft, [FoldSizes(evaluate)])
     return folded
 
 
 def divide_encoder(draft: Draft, structure: EncoderStructure) -> list[Draft]:
-    """Return the package for integers and the one that reads floats alone, or that one alone if there are none.
+    """Return the package for integers and the main package, which reads only floats; without integers, only the latter.
 
-    Raises InputError naming the op where integers cannot be kept out.
+    Raises InputError, with the op, if an op of the main package needs integers.
     """
     draft, = apply_transforms(draft, [OneHotRows(), AddMasks(), NarrowMasks(), Io("fp16")])
     function = draft.program.functions[structure.function]
@@ -177,7 +181,7 @@ def divide_encoder(draft: Draft, structure: EncoderStructure) -> list[Draft]:
 
 
 def _check_floats(draft: Draft, name: str) -> None:
-    """Raise InputError where integers get into the main package."""
+    """Raise InputError if the main package has an integer input."""
     function = draft.program.functions[name]
     for var in function.inputs.values():
         users = get_consumers(var)
@@ -188,9 +192,9 @@ def _check_floats(draft: Draft, name: str) -> None:
 
 
 class AddMasks(Transform):
-    """Adds a mask to what a softmax reads, where a select puts a large negative value.
+    """Replaces a select of a large negative value before a softmax by the addition of a mask.
 
-    The weights of such keys are 0 both ways, if a query sees one key at least.
+    The softmax weight of a masked key is 0 in both forms, if at least one key of the query is not masked.
     """
 
     def apply(self, draft: Draft) -> list[Draft]:
@@ -225,10 +229,10 @@ class AddMasks(Transform):
 
 
 class NarrowMasks(Transform):
-    """Leaves masks as small as they are where all that reads them broadcasts.
+    """Removes the repetition of a mask along an axis if all its users broadcast.
 
-    A mask of keys that is repeated for each query, by a tile or by `and` with constants that are true, is (1, 1, 1, S)
-    again instead of (1, 1, S, S): the same numbers cross to the main package once.
+    A mask of keys that is repeated for each query, by a tile or by `and` with constants that are true, becomes
+    (1, 1, 1, S) instead of (1, 1, S, S). The packages then pass each number only once.
     """
 
     def apply(self, draft: Draft) -> list[Draft]:
@@ -260,7 +264,10 @@ def _find_narrow(op: Operation) -> Var | None:
 
 
 def _can_narrow(function: Function, op: Operation, narrow: Var) -> bool:
-    """Infer the types of all that reads the output of `op` as if it was `narrow`; they stay if the rest broadcasts."""
+    """Return whether `narrow` can replace the output of `op`: the types of all other values must stay the same.
+
+    The types are inferred with `narrow` in place of the output.
+    """
     before: dict[Var, object] = {op.outputs[0]: op.outputs[0].sym_type}
     set_stored_type(op.outputs[0], narrow.sym_type)
     for user in function.operations:
@@ -287,13 +294,13 @@ def _can_narrow(function: Function, op: Operation, narrow: Var) -> bool:
 
 @dataclass(frozen=True)
 class OneHotRows(Transform):
-    """Reads rows at computed places by the product with a one-hot matrix, which gives the same bits for finite values.
+    """Reads rows at computed positions by a product with a one-hot matrix: the same bits for finite values.
 
-    These are rows of floats at few places that follow from integers, such as the last token's.
+    It applies to rows of floats at few positions that are computed from integers, such as the last token's.
     """
 
     most: int = 16
-    "The most rows that are read so."
+    "Most rows that are read in this way: the product reads the whole table, so its cost grows with the rows."
 
     def apply(self, draft: Draft) -> list[Draft]:
         for name, function in draft.program.functions.items():
@@ -323,9 +330,9 @@ class OneHotRows(Transform):
 
 
 def _find_places(op: Operation) -> tuple[int, Var] | None:
-    """Return the axis along which an op reads at computed places, and these; None for other ops.
+    """Return the axis along which an op reads at computed positions, and the positions; None for other ops.
 
-    Of the indices of gather_nd, those along other axes have to be 0, and these axes of size 1.
+    For gather_nd, the indices along all other axes must be 0, and these axes must have size 1.
     """
     if op.inputs.get("batch_dims") is not None and int(op.batch_dims.val):
         return None
@@ -348,14 +355,14 @@ def _find_places(op: Operation) -> tuple[int, Var] | None:
 
 
 def _is_place_of_extreme(var: Var) -> bool:
-    """Return whether integers are places of extremes, which are never below 0."""
+    """Return whether integers are positions of extremes (argmax or argmin), which are never negative."""
     while var.op is not None and var.op.op_type in ("cast", "expand_dims", "squeeze", "reshape", "identity"):
         var = var.op.x
     return var.op is not None and var.op.op_type in ("reduce_argmax", "reduce_argmin")
 
 
 def _multiply_one_hot(mb: RewriteBuilder, op: Operation, axis: int, places: Var) -> Var:
-    """Build the product of a one-hot matrix (places, size) and what `op` reads, in the shape of its output."""
+    """Build the product of a one-hot matrix (positions, size) and the data of `op`, in the shape of its output."""
     x, out = op.x, tuple(map(int, op.outputs[0].shape))
     size = int(x.shape[axis])
     count = int(np.prod([1, *map(int, places.shape)]))
@@ -376,7 +383,10 @@ def _multiply_one_hot(mb: RewriteBuilder, op: Operation, axis: int, places: Var)
 
 
 def choose_context(structure: EncoderStructure, context: int | None, where: str) -> int | None:
-    """Return the length to pad to, None if all sizes are fixed. Raises InputError for one that does not fit."""
+    """Return the length to which inputs are padded; None if all sizes are fixed.
+
+    Raises InputError for a `context` outside the range of the inputs.
+    """
     given = format_option_values("context", context) if context is not None else format_option("context")
     if not structure.lengths:
         if context is not None:

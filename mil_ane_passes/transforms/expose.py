@@ -1,4 +1,4 @@
-"""Exposure of inner values as outputs."""
+"""Exposure of intermediate values as outputs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MIN_VERSION_FP16, _MIN_VERSION_INT8 = 7, 10
 "The specification versions (iOS16, iOS26) from which outputs may be arrays of fp16 and of int8."
 _EXACT_CAST_TYPES = {types.fp16: "fp32", types.bool: "int32", types.int8: "int32", types.uint8: "int32",
                      types.int16: "int32", types.uint16: "int32"}
-"For types that outputs may not have: a type that holds all of their values."
+"For dtypes that outputs cannot have: a dtype to which they can be cast without loss."
 _CAST_TYPES_FROM_IOS17 = (types.int8, types.uint8, types.int16, types.uint16)
 "Types that `cast` accepts only from iOS17 on."
 
@@ -38,7 +38,7 @@ class Expose(Transform):
     function: str | None = None
 
     def apply(self, draft: Draft) -> list[Draft]:
-        """Add the outputs in place. InputError for an unknown value, or one that cannot be an output."""
+        """Add the outputs in place. Raises InputError for an unknown value, or one that cannot be an output."""
         functions = draft.select_functions(self.function)
         for value in dict.fromkeys(self.values):
             having = {name: var for name, each in functions.items() if (var := find_value(each, value)) is not None}
@@ -55,7 +55,7 @@ def can_have_fp16_interface(function: Function) -> bool:
 
 
 def describe_opset(function: Function) -> str:
-    """Return the opset of a function as the file names it."""
+    """Return the name of a function's opset as in the file."""
     origin = getattr(function, "origin", None)
     return str(function.opset_version.name if origin is None else origin.opset)
 
@@ -100,7 +100,7 @@ def _expose_value(draft: Draft, name: str, function: Function, var: Var) -> None
 
 
 def _check_value(function: str, var: Var, who: str) -> None:
-    """Raise InputError for an existing value that cannot be an output."""
+    """Raise InputError if `var` cannot be an output."""
     if var.op is None:
         raise InputError(f"{who}: '{var.name}' is an input of function '{function}' already: whoever runs it has it")
     if var.op.op_type == "const" or var.op.op_type.startswith("constexpr_"):
@@ -111,9 +111,9 @@ def _check_value(function: str, var: Var, who: str) -> None:
 
 
 def choose_interface_dtype(function: Function, dtype: object) -> str | None:
-    """Return the type that a value of `dtype` has to be cast to before it may be an input or output.
+    """Return the dtype to which a value of `dtype` must be cast before it can be an input or output.
 
-    Empty when it may be one as it is; None when it cannot be cast to such a type either.
+    Returns "" if no cast is needed, and None if no such cast is possible.
     """
     if dtype in (types.fp32, types.int32) or (dtype == types.fp16 and can_have_fp16_interface(function)):
         return ""

@@ -1,7 +1,7 @@
-"""`--fix-shape`: flexible inputs get one shape, and all consequences are inferred and written.
+"""`--fix-shape`: flexible inputs get a fixed shape, and the types of all other values are inferred and written.
 
-coremltools infers the types of all values anew. Ops that only compute shapes become consts under the same names, and
-unneeded ops are removed. Several shapes make several functions of one, which share the weights.
+coremltools infers the types of all values again. Ops that only compute shapes become consts with the same names, and
+unneeded ops are removed. For several shapes, the function is replaced by several functions that share the weights.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ _MIN_VERSION_FUNCTIONS = 9
 _MAX_NAMES_LISTED = 3
 Shape = tuple[int, ...]
 _MAX_INLINE_BYTES = 1 << 20
-"The largest value written into the model file, for types that weight files do not hold: a mask of 1024 x 1024."
+"Largest value in bytes written into the model file, for dtypes that weight files lack: a mask of 1024 x 1024."
 _MAX_BLOB_BYTES = 32 << 20
-"The largest value written to a weight file: a package should not grow by values that its ops compute quickly."
+"Largest value in bytes written to a weight file: larger ones would grow the package, and ops compute them quickly."
 EXACT_OPS = frozenset((
     "abs", "add", "broadcast_to", "cast", "ceil", "clip", "concat", "cond", "const", "equal", "expand_dims", "fill",
     "fill_like", "floor", "gather", "gather_along_axis", "gather_nd", "identity", "maximum", "minimum", "mul",
     "one_hot", "pad", "real_div", "relu", "reshape", "reverse", "round", "select", "sign", "slice_by_index",
     "slice_by_size", "slice_update", "split", "sqrt", "squeeze", "stack", "sub", "tile", "transpose", "while_loop"))
-"Ops that compute the same floats on every machine: they move them, or round the true result once."
+"Ops that compute the same floats on every machine: they move elements, or round the exact result once."
 
 
 class FixShape(Transform):
@@ -124,14 +124,14 @@ Evaluate = Callable[[Function, Sequence[Var]], Sequence[Any]]
 
 @dataclass(frozen=True)
 class FoldSizes(Transform):
-    """Makes constants of what follows from sizes alone: shapes, places, masks and tables of positions.
+    """Replaces values that depend only on sizes by constants: shapes, indices, masks and tables of positions.
 
-    What follows from floats that machines round differently, such as places on a logarithmic scale, is not folded by
-    coremltools' values, but by what `evaluate` computes, if it is given: it gets a function and values, and returns
-    arrays. Functions with flexible inputs stay as they are.
+    Values that depend on floats which machines round differently, such as positions on a logarithmic scale, are not
+    folded to coremltools' values. If `evaluate` is given, they are folded to its results: it is called with a function
+    and values, and returns arrays. Functions with flexible inputs are not changed.
 
-    Compressed weights stay so, and so do their rows at places in order, such as those of a table of positions. Rows at
-    other places are stored unpacked, and the actions say so.
+    Compressed weights stay compressed, and so do their rows at consecutive positions, such as those of a table of
+    positions. Rows at other positions are stored unpacked, and the actions report this.
     """
 
     evaluate: Evaluate | None = None
@@ -161,7 +161,7 @@ class FoldSizes(Transform):
 
 
 def _cut_compressed_rows(function: Function) -> list[str]:
-    """Make slices of lookups of compressed rows at constant places in order; returns the names of the tables."""
+    """Replace lookups of compressed rows at consecutive constant positions by slices; return the tables' names."""
     found = []
     with function, BlockEditor() as editor:
         mb = RewriteBuilder(function, UniqueNames(function))
@@ -186,7 +186,7 @@ def _cut_compressed_rows(function: Function) -> list[str]:
 
 
 def _find_first_row(op: Operation) -> int | None:
-    """Return the first row that an op looks up in a compressed table, if the others follow in order; None otherwise."""
+    """Return the first row that an op looks up in a compressed table if the rows are consecutive; None otherwise."""
     if op.op_type != "gather" or not is_compressed(op.x) or not is_const(op.indices) or op.indices.val is None or (
             int(op.axis.val) % op.x.rank) or op.outputs[0] in op.enclosing_block.outputs or (
             explain_axis_obstacle(op.x) is not None):
@@ -201,7 +201,7 @@ def _find_first_row(op: Operation) -> int | None:
 
 
 def _find_compressed(function: Function) -> set[Var]:
-    """Return compressed weights, and what follows from them other than rows at places: as many numbers, unpacked."""
+    """Return compressed weights, and values of their full size that are computed from them (not selected rows)."""
     found: set[Var] = set()
     for op in function.operations:
         moved = not op.op_type.startswith("gather") and any(var in found for var in get_flat_inputs(op))
@@ -211,7 +211,7 @@ def _find_compressed(function: Function) -> set[Var]:
 
 
 def _list_compressed_sources(var: Var) -> list[str]:
-    """Return the names of the compressed weights that a value follows from."""
+    """Return the names of the compressed weights on which a value depends."""
     pending, seen, found = [var], {var}, []
     while pending:
         each = pending.pop()
@@ -225,9 +225,9 @@ def _list_compressed_sources(var: Var) -> list[str]:
 
 
 def _fold_evaluated(function: Function, evaluate: Evaluate, unpacked: dict[str, int]) -> list[str]:
-    """Make constants of values that depend on consts alone and that others read; returns the types of their ops.
+    """Replace values that depend only on consts, and are read by other ops, by constants; return their ops' types.
 
-    `unpacked` gets the bytes of rows of compressed weights, by the names of these.
+    The bytes of unpacked rows of compressed weights are added to `unpacked`, by the names of the weights.
     """
     moving = _find_dependent_vars(function, lambda op: False, *function.inputs.values())
     computed = [op for op in function.operations if op.op_type != "const" and not op.op_type.startswith("constexpr_")
@@ -261,7 +261,7 @@ def _count_bytes(var: Var) -> int:
 
 
 def _check_several_functions(name: str, function: Function) -> None:
-    """Raise InputError if the model cannot have several functions, or if this one cannot be one of them."""
+    """Raise InputError if the model cannot have several functions, or if this function cannot be one of several."""
     version = get_specification_version(function)
     if version < _MIN_VERSION_FUNCTIONS:
         raise make_request_error(
@@ -276,13 +276,13 @@ def _check_several_functions(name: str, function: Function) -> None:
 
 
 def _select_shapes_to_fix(function: Function, variant: Variant) -> dict[str, Shape]:
-    """Return the shapes of a variant that change something. Raises InputError for one that an input cannot have."""
+    """Return the shapes of a variant that differ from the current ones. Raises InputError for an impossible shape."""
     return {name: shape for name, shape in variant.shapes.items()
             if check_shape(name, shape, get_sizes(function.inputs[name].sym_type), get_feature(function, name))}
 
 
 def _fix_function(draft: Draft, name: str, function: Function, shapes: dict[str, Shape]) -> None:
-    """Fix inputs of `function`, infer all other values, and fold those that are constant now."""
+    """Fix inputs of `function`, infer all other values, and fold the values that are now constant."""
     inferred = ShapeInference(function, [set_input_shape(function, each, shape) for each, shape in shapes.items()])
     _check_inferred(inferred, shapes)
     for each in shapes:
@@ -302,7 +302,7 @@ def _fix_function(draft: Draft, name: str, function: Function, shapes: dict[str,
 
 
 def _check_inferred(inferred: ShapeInference, shapes: dict[str, Shape]) -> None:
-    """Raise InputError where an op cannot have inputs of such shapes."""
+    """Raise InputError if an op cannot have inputs of these shapes."""
     for op, why in inferred.rejected.items():
         if why:
             raise make_request_error(f"with {_format_shapes(shapes)} the op '{op.outputs[0].name}' ({op.op_type}) is "
@@ -345,7 +345,7 @@ def _record_changes(
 
 
 def _iterate_vars(function: Function) -> Iterable[Var]:
-    """Yield the values made by the ops of a function, and the inputs of nested blocks."""
+    """Yield the values computed by the ops of a function, and the inputs of nested blocks."""
     ops: list[Operation] = [op for op in iterate_nested_ops(function) if not getattr(op, "synthetic", False)]
     for op in ops:
         yield from op.outputs
@@ -372,11 +372,10 @@ def _format_shapes(shapes: dict[str, Shape]) -> str:
 
 
 def check_shape(name: str, shape: Shape, sizes: Sizes | None, feature: Any) -> bool:
-    """Return whether there is anything to fix.
+    """Return whether the input is flexible, so that its shape must be fixed.
 
-    `sizes` are those that the program declares for the input, `feature` is its FeatureDescription or None.
-
-    Raises InputError where the input cannot have the shape.
+    `sizes` are the sizes that the program declares for the input; `feature` is its FeatureDescription or None. Raises
+    InputError if the input cannot have the shape.
     """
     if sizes is None:
         raise make_request_error(f"'{name}' is no array with a number of dimensions; its shape cannot be fixed")
@@ -401,7 +400,7 @@ def check_shape(name: str, shape: Shape, sizes: Sizes | None, feature: Any) -> b
 
 
 class _EnumeratedShapes:
-    """Enumerated shapes that an input may have."""
+    """The enumerated shapes of an input."""
 
     def __init__(self, shapes: Sequence[Shape]) -> None:
         self.shapes = list(dict.fromkeys(shapes))
@@ -505,9 +504,9 @@ class Variant:
 def parse_variants(given: Any) -> list[Variant]:
     """Parse the requested functions, in order.
 
-    `given` is a list of texts in the command's format; a mapping from input to shape; a list of such mappings (a
-    function for each); or a mapping from a function's name to such a mapping. Raises InputError for anything else, and
-    where it is ambiguous which inputs of a function are to be fixed.
+    `given` is a list of texts in the command's format, a mapping from input to shape, a list of such mappings (one
+    function for each), or a mapping from a function's name to such a mapping. Raises InputError for anything else, and
+    if it is ambiguous which inputs of a function are fixed.
     """
     if isinstance(given, str):
         given = [given]
@@ -524,7 +523,7 @@ def parse_variants(given: Any) -> list[Variant]:
 
 
 def _group_variants(parsed: Sequence[tuple[str | None, str, Shape]]) -> list[Variant]:
-    """Group shapes by function: a repeated input starts another function, as does another function's name."""
+    """Group shapes by function: a repeated input, or another function's name, starts a new function."""
     if any(name is None for name, _, _ in parsed) and any(name is not None for name, _, _ in parsed):
         raise make_request_error("some shapes are given with a function's name and some without; "
                                  "expected all of them as FUNCTION:NAME=SHAPE, or none")
@@ -546,7 +545,8 @@ def _group_variants(parsed: Sequence[tuple[str | None, str, Shape]]) -> list[Var
 
 
 def _check_same_inputs(variants: Sequence[Variant]) -> None:
-    """Check that functions without names fix the same inputs: otherwise a slip would leave one flexible."""
+    """Check that functions without names fix the same inputs: otherwise a typing error would leave an input flexible.
+    """
     first = variants[0]
     for other in variants[1:]:
         lacking = sorted(first.shapes.keys() ^ other.shapes.keys())
@@ -604,9 +604,9 @@ def _parse_shape(name: str, sizes: Sequence[Any]) -> Shape:
 
 
 def name_variants(variants: Sequence[Variant], source: str, taken: set[str]) -> list[str]:
-    """Return a name for each function made of `source`: the user's name, or one that contains its shapes.
+    """Return a name for each function derived from `source`: the user's name, or one that contains the shapes.
 
-    Raises InputError if two have one name, or one has the name of another function (`taken`).
+    Raises InputError if two functions get the same name, or the name of another function (`taken`).
     """
     if len(variants) == 1:
         names = [variants[0].name or source]
@@ -635,7 +635,7 @@ def format_shape(shape: Sequence[int | None]) -> str:
 class FoldPlan:
     """The plan for the ops of a function: `values` become consts, `kept` ops stay, the others in `known` are removed.
 
-    `rounded` are the values that another machine may compute to other bits.
+    `rounded` are the values for which another machine may compute other bits.
     """
 
     values: dict[Operation, list[Var]] = field(default_factory=dict)
@@ -645,10 +645,12 @@ class FoldPlan:
 
 
 def plan_folding(function: Function, version: int, of_consts: bool = False) -> FoldPlan:
-    """Plan the folding of the ops of `function`: those that depend on inputs, or with `of_consts` on consts alone, too.
+    """Plan the folding of ops of `function` whose values are known.
 
-    An op that was unneeded before stays, as does one with side effects, and one that makes an output of the function.
-    Compressed weights stay so.
+    These are ops that depend on inputs, and with `of_consts` also ops that depend only on consts.
+
+    An op stays if it was already unneeded, has side effects, or computes an output of the function. Compressed weights
+    stay compressed.
     """
     before = _classify_ops(function, lambda var: False, set())
     inexact = _find_dependent_vars(
@@ -669,9 +671,9 @@ def plan_folding(function: Function, version: int, of_consts: bool = False) -> F
 
 
 def fold_constants(function: Function, plan: FoldPlan) -> tuple[list[str], list[str]]:
-    """Apply a plan: values become consts under their names, and unneeded ops are removed.
+    """Apply a plan: values become consts with the same names, and unneeded ops are removed.
 
-    Returns the types of the ops that became consts, and of those that were removed.
+    Returns the types of the ops that became consts, and the types of the removed ops.
     """
     folded, dropped = [op.op_type for op in plan.values], []
     with BlockEditor() as editor:
@@ -689,7 +691,7 @@ def fold_constants(function: Function, plan: FoldPlan) -> tuple[list[str], list[
 
 
 def _list_unneeded_ops(block: Block, plan: FoldPlan) -> list[Operation]:
-    """List the ops that a plan does not keep, users first, those inside kept ops included."""
+    """List the ops that a plan does not keep, users first, including those inside kept ops."""
     found = []
     for op in reversed(list(block.operations)):
         if op in plan.kept:
@@ -701,7 +703,7 @@ def _list_unneeded_ops(block: Block, plan: FoldPlan) -> list[Operation]:
 
 
 def _make_const_of(var: Var, before: Operation) -> Var:
-    """Make a const of a value that coremltools knows, under the name of `var`."""
+    """Make a const with the value that coremltools inferred for `var`, and its name."""
     # coremltools' `select` holds a scalar as an array without dimensions, which its exporter rejects.
     value = np.asarray(var.val) if types.is_tensor(var.sym_type) else np.asarray(var.val)[()]
     const = make_const(value, var.dtype, var.name, before)
@@ -741,7 +743,7 @@ def _has_state(op: Operation) -> bool:
 
 
 def _find_dependent_vars(function: Function, begins: Callable[[Operation], bool], *given: Var) -> set[Var]:
-    """Return the values that depend on those `given`, in value or in shape, or on an op for which `begins` is true."""
+    """Return the values that depend on `given`, in value or in shape, or on an op for which `begins` is true."""
     found: set[Var] = set(given)
 
     def visit(block: Block) -> bool:
@@ -766,7 +768,7 @@ def _is_float(var: Var) -> bool:
 
 
 def _can_be_written(var: Var, version: int) -> bool:
-    """Return whether coremltools knows the value of `var`, as its type declares, and it is small enough to write."""
+    """Return whether coremltools inferred a value of `var` that fits its type and is small enough to write."""
     value: Any = var.val if types.is_tensor(var.sym_type) or types.is_scalar(var.sym_type) else None
     if value is None or types.is_sub_byte(var.dtype) or var.dtype == types.str:
         return False

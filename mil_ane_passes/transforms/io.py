@@ -32,7 +32,8 @@ class Io(Transform):
     function: str | None = None
 
     def apply(self, draft: Draft) -> list[Draft]:
-        """Change them in place. InputError for an unknown input or output, and for one whose type must stay."""
+        """Change them in place. Raises InputError for an unknown input or output, and for one whose type cannot change.
+        """
         if self.dtype not in FLOAT_TYPES:
             raise InputError(
                 f"{format_option_values('io')}: {self.dtype!r} is no type that it makes; expected fp16 or fp32"
@@ -85,8 +86,8 @@ class _FunctionChange:
     def _needs_change(self, var: Var) -> bool:
         """Return whether an input or output is an array of the other float type.
 
-        Named ones that have the type already, and floats whose type cannot change, are recorded as unchanged; a named
-        one whose type cannot change raises InputError.
+        Floats whose type cannot change, and named arrays that already have the type, are recorded as unchanged. Raises
+        InputError for a named one whose type cannot change.
         """
         name, found = var.name, get_dtype(var)
         if found == FLOAT_TYPES[self._dtype]:
@@ -101,7 +102,7 @@ class _FunctionChange:
         return not reason
 
     def _find_obstacle(self, var: Var, dtype: object | None) -> str:
-        """Return why the type of an input or output cannot be changed, empty when it can."""
+        """Return the reason why the type of an input or output cannot be changed; "" if it can."""
         feature = get_feature(self._function, var.name)
         if feature is None and self._draft.package is not None and var.name not in self._added:
             return f"the model's description has no '{var.name}'"
@@ -118,7 +119,7 @@ class _FunctionChange:
         return {change.new for change in self._draft.interfaces[self._name].changes if change.action == "added"}
 
     def _check_default(self, name: str) -> None:
-        """Raise InputError when fp16 cannot hold the default value of an optional input."""
+        """Raise InputError if fp16 cannot represent the default value of an optional input."""
         feature = get_feature(self._function, name)
         if feature is None:
             return
@@ -135,5 +136,5 @@ class _FunctionChange:
 
 
 def _list_ends(function: Function) -> dict[str, Var]:
-    """Return inputs and outputs by name; states are neither."""
+    """Return inputs and outputs by name, without states."""
     return {name: var for name, var in get_interface_vars(function).items() if not types.is_state(var.sym_type)}

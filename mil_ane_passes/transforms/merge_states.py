@@ -29,7 +29,7 @@ _OPTION = "--merge-states"
 
 @dataclass(frozen=True)
 class _Place:
-    """The place of a state in the merged one: channels [begin, end)."""
+    """The position of a state in the merged one: channels [begin, end)."""
 
     name: str
     shape: tuple[int, ...]
@@ -41,14 +41,14 @@ class _Place:
 class MergeStates(Transform):
     """Merges all states of each function, or of `function`, into the state `name` of shape (1, channels, rows, width).
 
-    The last two axes of the states have to agree; all others become channels. A single state becomes one of rank 4.
+    The last two axes of the states must be equal; all other axes become channels. A single state becomes one of rank 4.
     """
 
     name: str
     function: str | None = None
 
     def apply(self, draft: Draft) -> list[Draft]:
-        """Merge in place. InputError for a function without states, and for states that do not fit together."""
+        """Merge in place. Raises InputError for a function without states, and for states of unequal last two axes."""
         functions = {name: function for name, function in draft.select_functions(self.function).items()
                      if any(types.is_state(var.sym_type) for var in function.inputs.values())}
         if not functions:
@@ -74,7 +74,7 @@ class _Merge:
         self._places = self._place(states)
 
     def _place(self, states: Sequence[str]) -> list[_Place]:
-        """Assign channels to each state. Raises InputError for states that do not fit together."""
+        """Assign channels to each state. Raises InputError for states that cannot be merged."""
         places: list[_Place] = []
         for each in states:
             var = self._function.inputs[each]
@@ -123,13 +123,13 @@ class _Merge:
         self._declare(shape)
 
     def _read(self, mb: RewriteBuilder, whole: Var, place: _Place) -> Var:
-        """Read a state of before from the merged one."""
+        """Build the value of an original state from the merged one."""
         part = whole if place.end - place.begin == whole.shape[1] else mb.slice_by_index(
             x=whole, begin=[0, place.begin, 0, 0], end=[1, place.end, *map(int, whole.shape[2:])])
         return part if part.shape == place.shape else mb.reshape(x=part, shape=list(place.shape))
 
     def _read_channels(self, mb: RewriteBuilder, whole: Var, place: _Place, initial: Var) -> None:
-        """Read channels of the merged state where a slice of whole rows was read of the state of before."""
+        """Replace slices of whole rows of the original state by slices of channels of the merged state."""
         if initial is whole:
             return
         rows, width = place.shape[-2:]
@@ -186,7 +186,7 @@ def _make_reader(place: _Place) -> Any:
 
 
 def find_channels(bounds: Sequence[tuple[int, int]], shape: Sequence[int]) -> tuple[int, int] | None:
-    """Return the channels of a window of whole rows, if they are next to each other; None otherwise."""
+    """Return the channels of a window of whole rows if they are consecutive; None otherwise."""
     if any(bounds[axis] != (0, shape[axis]) for axis in (len(shape) - 2, len(shape) - 1)):
         return None
     places = np.arange(math.prod(shape[:-2])).reshape(shape[:-2])[tuple(slice(*bound) for bound in bounds[:-2])]

@@ -1,4 +1,4 @@
-"""Names of values: those in a function, identifiers that Core ML accepts, and errors for unknown ones."""
+"""Names of values: the names in a function, identifiers that Core ML accepts, and errors for unknown names."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _RESERVED_WORDS = {
     "any", "bool", "program", "func", "tensor", "list", "dict", "tuple", "true", "false", "string", "bf16", "fp16",
     "fp32", "fp64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "state",
 }
-"Reserved words of MIL's text form, which Core ML compiles models to: coremltools renames values with such names."
+"Reserved words of MIL's text form, to which Core ML compiles models: coremltools renames values with such names."
 _MAX_NAMES_LISTED = 20
 
 
 def check_identifier(name: str, who: str) -> None:
-    """Raise InputError when Core ML accepts no value of this name; `who` is the option with its argument."""
+    """Raise InputError if Core ML does not accept `name` for a value; `who` is the option with its argument."""
     if not _IDENTIFIER.fullmatch(name):
         raise InputError(f"{who}: {name!r} is no name that Core ML takes; expected letters without accents, digits, _ "
                          "and @, and no digit or @ in front")
@@ -34,14 +34,14 @@ def check_identifier(name: str, who: str) -> None:
 
 
 def strip_percent(name: str) -> str:
-    """Return `name` as in the package: reports print values as MIL text does, %x; no identifier begins with %."""
+    """Return `name` without a leading %, which reports print before values; no identifier begins with it."""
     return name.removeprefix("%") or name
 
 
 def make_unknown_name_error(
     name: str, who: str, names: Iterable[str], what: str = "value", gone: Container[str] = ()
 ) -> InputError:
-    """Make the error for an unknown name; `names` are the known ones, `gone` those that were dropped before."""
+    """Make the error for an unknown name; `names` are the known names, `gone` the names that were removed before."""
     if name in gone:
         return InputError(
             f"{who}: '{name}' goes with what {format_option('drop_output')} takes away; expected one of the two for it"
@@ -53,14 +53,14 @@ def make_unknown_name_error(
 
 
 def format_known_names(names: Iterable[str], what: str) -> str:
-    """Format known names for an error, such as `"; its values are a, b"`, limited to 20 names."""
+    """Format at most 20 known names for an error, such as `"; its values are a, b"`."""
     listed = sorted(names)
     more = f" and {len(listed) - _MAX_NAMES_LISTED} more" if len(listed) > _MAX_NAMES_LISTED else ""
     return f"; its {what}s are {', '.join(listed[:_MAX_NAMES_LISTED])}{more}" if listed else f"; it has no {what}s"
 
 
 def iterate_values(block: Block) -> Iterator[Var]:
-    """Yield the values of a function or block that have a name in a file, including those inside nested blocks."""
+    """Yield the values of a function or block that have a name in the file, including those inside nested blocks."""
     yield from block.inputs.values() if isinstance(block, Function) else block.inputs
     for op in block.operations:
         if getattr(op, "synthetic", False):
@@ -77,7 +77,7 @@ def collect_names(function: Function) -> set[str]:
 
 
 def find_value(function: Function, name: str) -> Var | None:
-    """Return the input, or the output of an op at the top of the function, of that name; None if there is no such."""
+    """Return the input, or the output of an op in the outermost block, that is called `name`; None if not found."""
     if name in function.inputs:
         return function.inputs[name]
     found = (var for op in function.operations if not getattr(op, "synthetic", False) for var in op.outputs)

@@ -1,7 +1,7 @@
-"""`--pad-shape`: flexible inputs become fixed at their maximum, and what reads them is computed in full.
+"""`--pad-shape`: flexible inputs are fixed at their maximum size, and ops compute on padded values.
 
-Real values come first, padding behind them. Where a number follows from the real length, such as the place of new rows
-in a cache, it becomes a new input.
+Real values come first, then the padding. A number that depends on the real length, such as the position of new rows in
+a cache, becomes a new input.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ __all__ = ["PadShape", "reaches_softmax", "read_ranges", "spread_scalar_choices"
 
 _OPTION = "--pad-shape"
 _MAX_NOTES = 6
-"The most ops with masks that a report lists."
+"Most ops with masks that a report lists: the masks of all layers are alike."
 _TRANSPARENT = frozenset({"add", "cast", "concat", "expand_dims", "identity", "maximum", "minimum", "mul", "reshape",
                           "slice_by_index", "split", "squeeze", "stack", "sub", "tile", "transpose"})
-"Ops through which padding is followed from an input to a softmax."
+"Ops through which a mask is followed from an input to a softmax."
 _CHOOSING = frozenset({"equal", "not_equal", "greater", "greater_equal", "less", "less_equal", "logical_and",
                        "logical_or", "logical_not", "select", "gather_nd"})
-"Ops through which integers that are a mask are followed as well."
+"Further ops through which integer masks are followed."
 Size = int | tuple[int, int]
 Sizes = tuple[Size, ...]
 
@@ -49,8 +49,8 @@ Sizes = tuple[Size, ...]
 class PadShape(Transform):
     """Pads flexible inputs to a fixed size.
 
-    `requested` maps names of inputs to sizes, or is texts NAME=SIZES. A size is the number to pad to, or a pair of the
-    smallest and the largest real size, which in texts is 2..64.
+    `requested` maps names of inputs to sizes, or is a list of texts NAME=SIZES. A size is the padded size, or a pair of
+    the smallest and the largest real size, written 2..64 in texts.
     """
 
     def __init__(self, requested: Any, function: str | None = None) -> None:
@@ -73,7 +73,10 @@ class PadShape(Transform):
 
 @dataclass(frozen=True)
 class _Lengths:
-    """The padded axes of the inputs: (name, axis) -> (smallest, largest real size). All fall together."""
+    """The padded axes of the inputs: (name, axis) -> (smallest, largest real size).
+
+    All axes become shorter together.
+    """
 
     shapes: dict[str, tuple[int, ...]]
     axes: dict[tuple[str, int], tuple[int, int]]
@@ -83,12 +86,12 @@ class _Lengths:
         return min(high - low for low, high in self.axes.values())
 
     def get_shapes(self, deficit: int) -> dict[str, tuple[int, ...]]:
-        """Return the real shapes of the inputs that are shorter by `deficit`."""
+        """Return the real shapes of the inputs if they are `deficit` elements shorter than the maximum."""
         return {name: tuple(size - deficit if (name, axis) in self.axes else size for axis, size in enumerate(shape))
                 for name, shape in self.shapes.items()}
 
     def find_deficit(self, feeds: Mapping[str, Any]) -> int:
-        """Return by how much the feeds of before are shorter than the maximum."""
+        """Return the number of elements by which the original feeds are shorter than the maximum."""
         name, axis = next(iter(self.axes))
         return self.axes[name, axis][1] - int(np.shape(feeds[name])[axis])
 
@@ -101,7 +104,7 @@ class _PaddedFunction:
         self._lengths = _read_lengths(function, sizes)
         self._masks = {each for each, var in function.inputs.items() if types.is_tensor(var.sym_type) and (
             types.is_int(var.dtype) and reaches_softmax(var))}
-        "Inputs of integers that hide keys; of a query, not all keys may be hidden."
+        "Integer inputs that are masks of keys; at least one key of each query must not be masked."
 
     def apply(self) -> None:
         if not self._lengths.axes:
@@ -139,7 +142,7 @@ class _PaddedFunction:
         self._finish(position.name, at_maximum, values, outputs, padding)
 
     def _choose_padding(self, padding: Padding) -> dict[str, float]:
-        """Choose the padding of each input: what hides keys if it is added to what a softmax reads, or zeros."""
+        """Choose the padding of each input: for a mask that is added before a softmax, a value that masks; else 0."""
         values = {}
         for name in dict.fromkeys(name for name, _ in self._lengths.axes):
             var = self._function.inputs[name]
@@ -152,7 +155,7 @@ class _PaddedFunction:
 
     def _finish(self, position: str, at_maximum: int, values: Mapping[str, float],
                 outputs: Mapping[str, tuple[int, ...]], padding: Padding) -> None:
-        """Describe and declare what changed."""
+        """Record the changes, and declare the changes of the interface."""
         function, lengths = self._function, self._lengths
         reads = bool(get_consumers(function.inputs[position]))
         if not reads:
@@ -211,9 +214,9 @@ def _make_padder(shape: tuple[int, ...], value: float) -> Callable[[Any], Any]:
 
 
 def _make_input_cutter(name: str, is_mask: bool) -> Callable[[Any, Mapping[str, Any]], Any]:
-    """Make the inverse of padding. Of keys side by side that a mask of integers hides, it shows every second one.
+    """Make the inverse of padding for an input; in an integer mask, every second one of consecutive masked keys is set.
 
-    A query that attends to a window, or to all keys, sees one of them then, and has a result.
+    A query that attends to a window, or to all keys, then has at least one unmasked key, and therefore a result.
     """
     def cut(array: Any, feeds: Mapping[str, Any]) -> Any:
         found = np.array(np.asarray(array)[tuple(slice(0, size) for size in np.shape(feeds[name]))])
@@ -247,9 +250,10 @@ def _iterate_padded_outputs(function: Function, samples: LengthSamples) -> Itera
 def find_position(
     function: Function, samples: LengthSamples, axes: Mapping[tuple[str, int], tuple[int, int]]
 ) -> tuple[str, int]:
-    """Return the name of the number that stands for the length, and its value at the maximum.
+    """Return the name of the new input that states the length, and its value at the maximum.
 
-    It is the place of new rows where rows are written at a place that moves, or appended; else the length itself.
+    If rows are appended, or written at a position that depends on the length, it is the position of new rows. Otherwise
+    it is the length itself.
     """
     for op in function.operations:
         if op.op_type == "slice_update":
@@ -265,9 +269,9 @@ def find_position(
 
 
 def _is_appended(samples: LengthSamples, op: Operation, axis: int) -> bool:
-    """Return whether a concat puts new rows behind those of the length.
+    """Return whether a concat appends new rows to the rows of the real length.
 
-    Sizes that vary in another way are no rows; `Padding` refuses them where they are needed.
+    Sizes that depend on the length in another way are not rows; `Padding` rejects them if they are needed.
     """
     try:
         return samples.is_padded(op.values[0], axis) and not samples.is_padded(op.values[1], axis)
@@ -276,9 +280,9 @@ def _is_appended(samples: LengthSamples, op: Operation, axis: int) -> bool:
 
 
 def reaches_softmax(start: Var) -> bool:
-    """Return whether an input is added to what a softmax reads, or is the mask of an attention op.
+    """Return whether an input is a mask: it is added before a softmax, or is the mask of an attention op.
 
-    Integers may be compared and chosen by before.
+    An integer input may first be compared, or be the condition of a select.
     """
     transparent = _TRANSPARENT if types.is_float(start.dtype) else _TRANSPARENT | _CHOOSING
     pending, seen = [start], set()
@@ -297,10 +301,9 @@ def reaches_softmax(start: Var) -> bool:
 
 
 def spread_scalar_choices(function: Function) -> None:
-    """Compute selects between two numbers by arithmetic, which gives equal values for finite numbers.
+    """Replace selects between two scalars by arithmetic, which gives equal values for finite numbers.
 
-    For two scalars, coremltools infers scalars whatever the shape of the condition, so that nothing is known of the
-    values.
+    For two scalars, coremltools infers a scalar result whatever the shape of the condition, so it infers no values.
     """
     with function, BlockEditor() as editor:
         mb = RewriteBuilder(function, UniqueNames(function))
@@ -315,13 +318,13 @@ def spread_scalar_choices(function: Function) -> None:
                     mb.adopt_scopes(op.scopes)
                 name, op.outputs[0].name = op.outputs[0].name, mb.make_unique_name("scalar")
                 made.name = name
-                set_stored_type(op.outputs[0], made.sym_type)  # users are rebound to values of the same type alone
+                set_stored_type(op.outputs[0], made.sym_type)  # users can only be rebound to values of the same type
                 editor.replace(op.outputs[0], made)
                 editor.remove_if_unused([op])
 
 
 def _choose_scalar(mb: RewriteBuilder, op: Operation, a: float, b: float) -> Var:
-    """Return `a` where the condition is true, `b` where it is false."""
+    """Return `a` for elements whose condition is true, `b` for the others."""
     kind = types.nptype_from_builtin(op.a.dtype)
     first, second = kind(a), kind(b)
     chosen = mb.cast(x=op.cond, dtype=types.builtin_to_string(op.a.dtype))
@@ -332,7 +335,7 @@ def _choose_scalar(mb: RewriteBuilder, op: Operation, a: float, b: float) -> Var
 
 
 def _drop_whole_slices(function: Function) -> None:
-    """Drop slices that read all of a value, as those up to the length do now."""
+    """Remove slices that read an entire value, such as slices up to the (now maximal) length."""
     with BlockEditor() as editor:
         for op in list(function.operations):
             if op.op_type != "slice_by_index" or op.outputs[0] in function.outputs:
@@ -343,7 +346,7 @@ def _drop_whole_slices(function: Function) -> None:
 
 
 def _remove_unread(function: Function) -> None:
-    """Remove consts that nothing reads any more."""
+    """Remove consts without users."""
     with BlockEditor() as editor:
         unread: list[Operation] = [op for op in function.operations if op.op_type == "const" and not any(
             var.child_ops or var.consuming_blocks for var in op.outputs) and not getattr(op, "synthetic", False)]
@@ -357,7 +360,7 @@ def _describe_refusal(refusal: Refusal) -> str:
 
 
 def _read_lengths(function: Function, sizes: Mapping[str, Sizes]) -> _Lengths:
-    """Check the requested sizes against the inputs. Raises InputError where they do not fit."""
+    """Check the requested sizes against the inputs. Raises InputError if they do not fit."""
     shapes: dict[str, tuple[int, ...]] = {}
     axes: dict[tuple[str, int], tuple[int, int]] = {}
     for name, requested in sizes.items():

@@ -1,7 +1,7 @@
-"""Values of a function at several real lengths, which show what in it depends on the length, and how.
+"""Values of a function at several real lengths, from which the dependence of each value on the length is determined.
 
-The types and values that follow from the shapes of inputs are inferred once for each of a few lengths. A size that
-falls by one where the inputs are one shorter is a padded axis; an integer that does so is a position.
+Types and values that depend on the shapes of inputs are inferred for each of a few lengths. A size that becomes one
+smaller if the inputs are one element shorter is a padded axis. An integer that does so is a position.
 """
 
 from __future__ import annotations
@@ -32,13 +32,16 @@ class Refusal(Exception):
 
 
 def sample_deficits(span: int) -> tuple[int, ...]:
-    """Return how much shorter than the maximum the inputs are in each sample: both ends, next to these, the middle."""
+    """Return for each sample the number of elements by which the inputs are shorter than the maximum.
+
+    The samples are both ends, the lengths next to them, and the middle.
+    """
     found = (0, 1, 2, span // 2, span - 2, span - 1, span)
     return tuple(sorted({each for each in found if 0 <= each <= span}))[:_MAX_SAMPLES]
 
 
 def choose_compared_deficits(span: int) -> tuple[int, ...]:
-    """Return lengths to compare results at, shortest first: both ends, and others than those of the samples."""
+    """Return the lengths at which results are compared, shortest first: both ends, and lengths that are not samples."""
     known = set(sample_deficits(span))
     others = [each for each in range(span) if each not in known]
     chosen = {others[len(others) * part // 4] for part in range(4)} if others else known
@@ -51,18 +54,18 @@ class ImpossibleLength(InputError):
 
 @dataclass(frozen=True)
 class _Sample:
-    """The shape of a value, and the value where it is known, at one length."""
+    """The shape of a value at one length, and the value itself if it is known."""
 
     shape: tuple[int | None, ...] | None
     value: Any
 
 
 class LengthSamples:
-    """What is known of each value of `function` at the lengths `deficits` below the maximum.
+    """The inferred shape and value of each value of `function`, at the lengths `deficits` below the maximum.
 
-    `shapes` are those of inputs for each deficit, the first of which is 0. The function itself gets the shapes of the
-    maximum, with all types inferred. Raises InputError where an op is impossible at the maximum, ImpossibleLength at
-    another length.
+    `shapes` are the shapes of inputs for each deficit, the first of which is 0. The function gets the shapes of the
+    maximum, with all types inferred. Raises InputError if an op is impossible at the maximum, ImpossibleLength if an op
+    is impossible at another length.
     """
 
     def __init__(self, function: Function, deficits: Sequence[int], shapes: Sequence[Mapping[str, Any]]) -> None:
@@ -77,12 +80,12 @@ class LengthSamples:
                 self._samples.setdefault(var, []).append(_Sample(get_sizes(other.sym_type), _get_value(other)))
 
     def get_values(self, var: Var) -> list[Any] | None:
-        """Return the value at each length; None if it is not known at all of them."""
+        """Return the value at each length; None if it is unknown at any of them."""
         found = [] if var not in self._samples else [each.value for each in self._samples[var]]
         return None if not found or any(each is None for each in found) else found
 
     def get_value(self, var: Var) -> Any:
-        """Return the value that is the same at all lengths; None if there is not such a value."""
+        """Return the value if it is the same at all lengths; None otherwise."""
         values = self.get_values(var)
         if values is None:
             return np.asarray(var.val) if var.val is not None and var not in self._samples else None
@@ -91,13 +94,13 @@ class LengthSamples:
         return values[0] if same else None
 
     def is_padded(self, var: Var, axis: int) -> bool:
-        """Return whether the size of an axis varies with the length."""
+        """Return whether the size of an axis depends on the length."""
         return axis in self.find_padded_axes(var)
 
     def find_padded_axes(self, var: Var, op: Operation | None = None) -> tuple[int, ...]:
-        """Return the axes whose size falls by one with each step of the length.
+        """Return the axes whose size becomes one smaller if the length does.
 
-        Raises Refusal for sizes that vary in another way, or are not known.
+        Raises Refusal for sizes that depend on the length in another way, or are unknown.
         """
         shapes = [each.shape for each in self._samples.get(var, ())]
         if not shapes:
@@ -115,15 +118,15 @@ class LengthSamples:
         return tuple(found) if len(self.deficits) > 1 else ()
 
     def get_shape(self, var: Var, place: int = 0) -> tuple[int, ...]:
-        """Return the shape at a length, by its place in `deficits`."""
+        """Return the shape at the length of index `place` in `deficits`."""
         shape = self._samples[var][place].shape if var in self._samples else get_sizes(var.sym_type)
         assert shape is not None
         return tuple(size for size in shape if size is not None)
 
     def fit_step(self, values: Sequence[Any]) -> np.ndarray[Any, Any] | None:
-        """Return by how much each element of integers rises with the length.
+        """Return the increase of each integer element if the length increases by one; None if it is not constant.
 
-        With shapes that vary along one axis, one number for all. None if they do not rise evenly.
+        If the shapes differ along one axis, the increase must be the same for all elements.
         """
         first = np.asarray(values[0])
         if first.dtype.kind not in "iu":
@@ -145,14 +148,14 @@ class LengthSamples:
 
 
 def _cut(value: np.ndarray[Any, Any], shape: Sequence[int]) -> np.ndarray[Any, Any]:
-    """Return the part of a value of that shape which begins at its first element."""
+    """Return the leading part of a value with the given shape."""
     if value.ndim != len(shape) or any(size > held for size, held in zip(shape, value.shape)):
         raise ValueError
     return value[tuple(slice(0, size) for size in shape)]
 
 
 def _infer(function: Function, shapes: Mapping[str, Any]) -> str:
-    """Infer all types for shapes of inputs; returns which op is impossible, if one is."""
+    """Infer all types for shapes of inputs; return a description of the first impossible op, or ""."""
     inferred = ShapeInference(function, [set_input_shape(function, name, shape) for name, shape in shapes.items()])
     for op, why in inferred.rejected.items():
         if why and op.outputs:
@@ -162,13 +165,13 @@ def _infer(function: Function, shapes: Mapping[str, Any]) -> str:
 
 
 def _list_vars(function: Function) -> list[Var]:
-    """List the inputs of a function and the values made at its top, except consts."""
+    """List the inputs of a function and the values computed in its outermost block, except consts."""
     return [*function.inputs.values(),
             *(var for op in function.operations if op.op_type != "const" for var in op.outputs)]
 
 
 def _get_value(var: Var) -> Any:
-    """Return the value of a tensor or scalar as an array, None where it is not known."""
+    """Return the value of a tensor or scalar as an array; None if it is unknown."""
     if is_const(var) or not (types.is_tensor(var.sym_type) or types.is_scalar(var.sym_type)) or var.val is None:
         return None
     value = np.asarray(var.val)

@@ -1,8 +1,8 @@
-"""Computation on padded axes: what is behind the real length of each value, and which ops have to be masked.
+"""Computation on padded axes: the contents of the padding of each value, and masks for ops that must not read it.
 
-Axes are padded at their end, so that the real part of a value is what it begins with. An op that moves or combines
-elements keeps that; an op that reduces over a padded axis reads only padding that changes nothing, or is masked; rows
-at a place that depends on the length are read and written by a matrix of ones and zeros.
+Axes are padded at their end, so the real part of a value comes first. Ops that move or combine elements preserve this.
+An op that reduces over a padded axis is masked, unless the padding does not change its result. Rows at a position that
+depends on the length are read and written by products with one-hot matrices.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from .padded_values import LengthSamples, Refusal
 __all__ = ["MASKED", "Padding", "get_uniform"]
 
 MASKED = -40000.0
-"The value that hides keys: finite in fp16, and so far below scores that the softmax of it is 0."
+"The value that masks keys: finite in fp16, and so far below all scores that its softmax is 0."
 _HIDDEN = -10000.0
-"Padding at or below this value hides keys."
+"Padding at or below this value masks keys: models use masks of -1e4 or less, and scores are far larger."
 _MAX_LENGTHS = 1 << 14
-"The most lengths at which the outcome of a comparison is computed."
+"Most lengths for which the result of a comparison is computed, to limit the time for a very long range."
 FINITE, ANY = "finite", "any"
 "Padding of unknown finite numbers, and padding that may hold NaN or infinities."
 
 Pad = float | str
-"What is in the padding along an axis: one number, or FINITE, or ANY."
+"Contents of the padding along an axis: one number, or FINITE, or ANY."
 Pads = dict[int, Pad]
 
 _COMPARISONS = {"equal": np.equal, "not_equal": np.not_equal, "less": np.less, "less_equal": np.less_equal,
@@ -50,23 +50,23 @@ _BOUNDED: dict[str, Callable[[float], Any] | None] = {
     "hard_swish": None, "clip": None, "leaky_relu": None, "elu": None, "softsign": None, "atan": None,
     "softplus": None, "threshold": None, "sigmoid_hard": None, "clamped_relu": None, "scaled_tanh": None,
     "linear_activation": None, "logical_not": lambda x: float(not x)}
-"Elementwise ops that make finite numbers of finite numbers, with what they make of a number where that is simple."
+"Elementwise ops with finite results for finite operands, and the function of a number if it is simple."
 _ZERO_KEPT = {"silu", "gelu", "erf", "relu6", "leaky_relu", "elu", "softsign", "atan", "hard_swish"}
-"Elementwise ops that make 0 of 0."
+"Elementwise ops that map 0 to 0."
 _UNBOUNDED = {"exp", "exp2", "log", "rsqrt", "sqrt", "inverse", "tan", "asin", "acos", "sinh", "cosh", "atanh"}
 _PARAMETERS = {
     "shape": ("x",), "reshape": ("shape",), "slice_by_index": ("begin", "end", "stride"),
     "slice_by_size": ("begin", "size"), "tile": ("reps",), "fill": ("shape",),
     "slice_update": ("begin", "end", "stride"), "range_1d": ("start", "end", "step")}
-"Inputs that are numbers known at each length, and not values to compute with."
+"Inputs that are parameters: their numbers must be known at each length."
 
 
 @dataclass
 class Padding:
     """The walk over a function whose inputs have the shapes of the maximum.
 
-    `position` is an int32 input of shape (1,), which is `position_at_maximum` at the full length and falls with it.
-    `pads` say for each value of the result what is in its padded axes.
+    `position` is an int32 input of shape (1,). It is `position_at_maximum` at the full length, and one less for each
+    missing element. `pads` has the contents of the padding along each padded axis, for each value of the result.
     """
 
     function: Function
@@ -79,14 +79,14 @@ class Padding:
     failed: dict[Var, Refusal] = field(default_factory=dict)
     notes: list[tuple[Var, str]] = field(default_factory=list)
     real: set[Var] = field(default_factory=set)
-    "Places of extremes along a padded axis, which are in front of the padding."
+    "Positions of extremes along a padded axis that are never in the padding."
     _unsure: set[Var] = field(default_factory=set)
-    "Numbers that may be others at lengths that were not sampled, or on a device: they are computed where needed."
+    "Numbers that may differ at lengths that were not sampled, or on a device: the ops that compute them are kept."
     _made: dict[Any, Var] = field(default_factory=dict)
     _first: Operation | None = None
 
     def apply(self) -> None:
-        """Rewrite all ops. Raises Refusal where what an output or a state needs cannot be computed."""
+        """Rewrite all ops. Raises Refusal if a value that an output or a state needs cannot be computed."""
         self._first = get_first_op(self.function)
         for op in list(self.function.operations):
             if op.op_type == "const" or getattr(op, "synthetic", False) and not op.inputs:
@@ -117,7 +117,7 @@ class Padding:
             raise Refusal(op, "a block or an unknown op reads values that depend on the length")
         unsure = any(var in self._unsure for var in get_flat_inputs(op))
         if op.op_type == "shape" or not unsure and all(self._is_position(var) for var in op.outputs):
-            return  # computed from the position where it is read
+            return  # its users compute it from the position
         rule = getattr(self, f"_pad_{op.op_type}", None)
         if rule is None and op.op_type in _BINARY:
             rule = self._pad_binary
@@ -146,7 +146,7 @@ class Padding:
                                   f"expects {sorted(self.pads.get(made, {}))}")
 
     def _is_constant_output(self, op: Operation) -> bool:
-        """Return whether an op makes the same numbers at all lengths, those between the samples included."""
+        """Return whether an op computes the same numbers at all lengths, including those between the samples."""
         if not op.outputs or any(self.samples.get_value(var) is None for var in op.outputs) or any(
                 var in self._unsure for var in get_flat_inputs(op)):
             return False
@@ -161,7 +161,7 @@ class Padding:
         return len(found) == 1
 
     def _list_all_values(self, var: Var) -> list[np.ndarray[Any, Any]] | None:
-        """Return integers at every length, of a const or of a value of fixed shape that rises with the length."""
+        """Return the integers at every length, for a const or a value of fixed shape that is linear in the length."""
         count = min(self.samples.deficits[-1], _MAX_LENGTHS) + 1
         if is_const(var):
             return [np.asarray(var.val)] * count
@@ -172,14 +172,14 @@ class Padding:
         return None if step is None else [values[0] - step * deficit for deficit in range(count)]
 
     def _depends_on_length(self, op: Operation) -> bool:
-        """Return whether an input, an output or a parameter varies with the length."""
+        """Return whether an input, an output or a parameter depends on the length."""
         return any(var in self.failed or var in self.replaced or self._varies(var)
                    for var in (*(get_read_vars(op) if op.blocks else get_flat_inputs(op)), *op.outputs))
 
     def _varies(self, var: Var) -> bool:
         values = self.samples.get_values(var)
         if values is not None:
-            return True  # even a number that stays the same, if it is computed from one that does not
+            return True  # even a number that is the same in all samples, if it is computed from one that differs
         try:
             return bool(self.samples.find_padded_axes(var))
         except Refusal:
@@ -207,7 +207,7 @@ class Padding:
             op.set_inputs(no_check_var_types=True, **changes)
 
     def _get_operand(self, var: Var) -> Var:
-        """Return the value of the result for a value of before. Raises the Refusal of what it is computed from."""
+        """Return the padded value for an original value. Raises the Refusal of the op on which it depends."""
         if var in self.replaced:
             return self.replaced[var]
         if var in self.failed:
@@ -228,14 +228,14 @@ class Padding:
         return made
 
     def _is_position(self, var: Var) -> bool:
-        """Return whether a value is integers that rise with the length, and is not the same at all lengths."""
+        """Return whether a value is integers that are linear in the length, and not the same at all lengths."""
         values = self.samples.get_values(var)
         if values is None or self.samples.get_value(var) is not None:
             return False
         return self.samples.fit_step(values) is not None
 
     def _make_position(self, var: Var, value: np.ndarray[Any, Any], step: np.ndarray[Any, Any]) -> Var:
-        """Compute integers from the position: `value` at the full length, less `step` for each element missing."""
+        """Compute integers from the position: `value` at the full length, minus `step` for each missing element."""
         base = value.astype(np.int64) - step * self.position_at_maximum
         if not step.any():
             return self.mb.const(val=value)
@@ -250,19 +250,19 @@ class Padding:
             x=found, dtype=types.builtin_to_string(var.dtype))
 
     def _once(self, key: Any, make: Callable[[], Var]) -> Var:
-        """Return what `make` builds at the beginning of the function, once for each key."""
+        """Return the value that `make` builds at the beginning of the function, once for each key."""
         if key not in self._made:
             assert self._first is not None
             with self.mb.at(self._first, "length"):
                 self._made[key] = make()
         return self._made[key]
 
-    # Masks and rows at places that depend on the length.
+    # Masks, and rows at positions that depend on the length.
 
     def make_one_hot(self, size: int, start: int, count: int, dtype: str) -> Var:
-        """Return a matrix (size, count) with ones in the rows [start, start + count), at places that move.
+        """Return a matrix (size, count) with ones in the rows [start, start + count), which move with the length.
 
-        `start` is the place at the full length.
+        `start` is the first row at the full length.
         """
         def make() -> Var:
             begin = start - self.position_at_maximum
@@ -274,7 +274,10 @@ class Padding:
         return self._once(("one hot", size, start, count, dtype), make)
 
     def make_valid(self, size: int, end: int, dtype: str) -> Var:
-        """Return a vector (size,) of ones before `end` at the full length, which moves with the length, then zeros."""
+        """Return a vector (size,) of ones before `end` and zeros from there on.
+
+        `end` is the position at the full length; it moves with the length.
+        """
         def make() -> Var:
             places = self.mb.add(x=self.position, y=np.array([end - self.position_at_maximum], np.int32))
             found = self.mb.less(x=np.arange(size, dtype=np.int32), y=places)
@@ -283,7 +286,7 @@ class Padding:
         return self._once(("valid", size, end, dtype), make)
 
     def _along(self, var: Var, axis: int, rank: int) -> Var:
-        """Reshape a vector so that it lies along an axis of values of that rank."""
+        """Reshape a vector so that it broadcasts along an axis of values of that rank."""
         shape = [1] * rank
         shape[axis] = int(var.shape[0])
         key = ("along", var, tuple(shape))
@@ -311,7 +314,7 @@ class Padding:
         return made
 
     def _note(self, op: Operation, made: Var, what: str) -> None:
-        """Report what was done for an op, as long as the result reads `made`."""
+        """Add a note on an op; it is reported only if the result reads `made`."""
         self.notes.append((made, f"'{op.outputs[0].name}', {op.op_type}: {what}"))
 
     def _set(self, op: Operation, pads: Mapping[int, Pad]) -> None:
@@ -319,7 +322,7 @@ class Padding:
             self.pads[var] = dict(pads)
 
     def _replace(self, op: Operation, made: Var, pads: Mapping[int, Pad] | None = None) -> None:
-        """Put `made` in the place of the only output of an op."""
+        """Replace the only output of an op by `made`."""
         self.replaced[op.outputs[0]] = made
         self.pads[made] = dict(pads or {})
 
@@ -363,7 +366,10 @@ class Padding:
         self._combine(op, [op.cond, op.a, op.b], judge)
 
     def _combine(self, op: Operation, operands: list[Var], judge: Callable[[list[Pad | None]], Pad]) -> None:
-        """Set the pads of an op that combines broadcast operands; None for real data that is broadcast."""
+        """Set the pads of an op that combines broadcast operands.
+
+        `judge` gets the pad of each operand, None for an operand that is broadcast along the axis.
+        """
         rank = op.outputs[0].rank
         found: Pads = {}
         for axis in self.samples.find_padded_axes(op.outputs[0], op):
@@ -440,7 +446,7 @@ class Padding:
         self._set(op, found)
 
     def _get_source(self, op: Operation, name: str) -> Var:
-        """Return the operand as it was before it was replaced, which is the one that has samples."""
+        """Return the original operand of an op: only original values have samples."""
         var = op.inputs[name]
         return next((old for old, new in self.replaced.items() if new is var and old in self.samples._samples), var)
 
@@ -456,7 +462,7 @@ class Padding:
         if bool(op.interleave.val) and padded:
             raise Refusal(op, "it interleaves a padded axis")
         others = self._join(values, skip=axis)
-        if not padded or padded == [len(values) - 1]:  # what is padded comes last: the real part is still in front
+        if not padded or padded == [len(values) - 1]:  # the padded value comes last: the real part still comes first
             self._set(op, {**others, **{axis: self.get_pads(values[-1])[axis] for _ in padded}})
             return
         if len(values) != 2 or padded != [0]:
@@ -475,7 +481,7 @@ class Padding:
         self._replace(op, made, {**others, axis: 0.0 if pad == 0.0 else ANY if pad == ANY else FINITE})
 
     def _pad_pad(self, op: Operation) -> None:
-        """Fill the padding with the constant that an op puts on both sides of a padded axis."""
+        """Fill the padding with the constant that the op pads with on both sides of a padded axis."""
         x, mode = op.x, "constant" if op.inputs.get("mode") is None else str(op.mode.val)
         value = 0.0 if op.inputs.get("constant_val") is None else get_uniform(op.constant_val)
         amounts = [0] * (2 * x.rank - len(op.pad.val)) + [int(each) for each in op.pad.val]
@@ -500,7 +506,7 @@ class Padding:
         self._set(op, {place + (place >= axis): pad for place, pad in self._join(list(op.values)).items()})
 
     def _join(self, values: list[Var], skip: int = -1) -> Pads:
-        """Return the pads of values that lie side by side, without those of one axis."""
+        """Return the pads of concatenated or stacked values, without those of the axis `skip`."""
         found: Pads = {}
         for var in values:
             for axis, pad in self.get_pads(var).items():
@@ -537,14 +543,14 @@ class Padding:
         self._set(op, found)
 
     def _clamp_places(self, op: Operation, size: int) -> None:
-        """Keep indices in the padding in range, such as those of relative positions, which fall below 0 there."""
+        """Clamp indices in the padding to the valid range: those of relative positions, for example, are negative."""
         values = self.samples.get_values(self._get_source(op, "indices"))
         known = all(isinstance(pad, float) for pad in self.get_pads(op.indices).values())
         if known or values is None or any(each.size and int(each.min()) < 0 for each in values):
             return
         made = op.indices
         if made.op is not None and made.op.op_type == "cast" and made.op.x.dtype == types.int32:
-            made = made.op.x  # unsigned integers are none below 0
+            made = made.op.x  # unsigned integers are never negative
         made = made if made.dtype == types.int32 else self.mb.cast(x=made, dtype="int32")
         made = self.mb.minimum(x=self.mb.maximum(x=made, y=np.int32(0)), y=np.int32(size - 1))
         if made.dtype != op.indices.dtype:
@@ -553,7 +559,7 @@ class Padding:
         op.set_inputs(no_check_var_types=True, indices=made)
 
     def _is_real_place(self, var: Var) -> bool:
-        """Return whether integers are the place of an extreme along an axis that is padded: never in the padding."""
+        """Return whether integers are positions of extremes along a padded axis: they are never in the padding."""
         while var.op is not None and var.op.op_type in ("cast", "expand_dims", "squeeze", "reshape", "identity"):
             var = var.op.x
         return var in self.real
@@ -584,7 +590,8 @@ class Padding:
         self._set(op, {**found, **{axis - count + kept: pad for axis, pad in pads.items() if axis >= count}})
 
     def _reads_real_places(self, op: Operation, axes: list[int]) -> bool:
-        """Return whether a gather_nd op reads padded axes at places of extremes, which its indices are stacked of."""
+        """Return whether a gather_nd op reads padded axes only at positions of extremes, of which its indices consist.
+        """
         var = op.indices
         while var.op is not None and (var.op.op_type == "cast" or wraps_negatives(var.op)):
             var = var.op.x if var.op.op_type == "cast" else var.op.a
@@ -627,7 +634,7 @@ class Padding:
 
     def _read_moving(self, op: Operation, moving: tuple[int, int, int], begin: list[int], end: list[int],
                      found: Pads, squeeze: list[bool]) -> None:
-        """Read rows at a place that moves with the length: the product of a one-hot matrix and all rows."""
+        """Read rows at a position that moves with the length, by the product of a one-hot matrix and all rows."""
         axis, start, count = moving
         x = op.x
         if op.inputs.get("stride") is not None and np.any(op.stride.val != 1):
@@ -671,9 +678,9 @@ class Padding:
         op.set_inputs(no_check_var_types=True, **changes)
 
     def _list_bounds(self, op: Operation, source: Var, strided: bool = False) -> list[list[tuple[int, int]]]:
-        """Return begin and end along each axis at each length, resolved against the size there.
+        """Return begin and end along each axis at each length; negative bounds are resolved with the axis size.
 
-        With `strided`, axes along which nothing depends on the length may have any stride.
+        With `strided`, an axis that does not depend on the length may have any stride.
         """
         parameters = []
         for name in ("begin", "end"):
@@ -701,11 +708,11 @@ class Padding:
         return found
 
     def _find_slice_pad(self, op: Operation, source: Var, axis: int, stops: list[int]) -> Pad:
-        """Return what is behind the real elements of a slice that ends at `stops`.
+        """Return the contents of the padding of a slice that ends at `stops`.
 
-        Real elements that are cut off at the end lie where the result has padding: any number, also NaN, unless they
-        are rows of a table. A cache, whose rows are not padded, has finite numbers behind the place up to which it is
-        read.
+        If the slice cuts off real elements at the end, these are in the padding of the result: any numbers, also NaN,
+        unless they are rows of a table. A cache, whose rows are not padded, has finite numbers after the position up to
+        which it is read.
         """
         pads = self.get_pads(op.x)
         if axis not in pads:
@@ -716,7 +723,7 @@ class Padding:
         return pads[axis] if to_end else ANY
 
     def _follows(self, places: list[int]) -> bool:
-        """Return whether places fall by one with each element that is missing."""
+        """Return whether the position becomes one smaller with each missing element."""
         return all(place == places[0] - deficit for place, deficit in zip(places, self.samples.deficits))
 
     def _pad_slice_update(self, op: Operation) -> None:
@@ -743,7 +750,7 @@ class Padding:
         self._write_rows(op, axis, moving[1], begin, end)
 
     def _write_rows(self, op: Operation, axis: int, start: int, begin: list[int], end: list[int]) -> None:
-        """Blend rows into what lies from `begin` to `end`, such as a layer of a cache, and store that in its place."""
+        """Write rows into the slice from `begin` to `end`, such as a layer of a cache, and store this slice again."""
         flags = _get_flags(op, "squeeze_mask", op.x.rank)
         dropped = [place for place, flag in enumerate(flags) if flag and place != axis]
         lowered = axis - sum(place < axis for place in dropped)
@@ -761,7 +768,7 @@ class Padding:
         self._replace(op, made)
 
     def _blend(self, op: Operation, x: Var, new: Var, axis: int, start: int) -> Var:
-        """Return `x` with the rows `new` at a place that moves with the length, `start` at the full length."""
+        """Return `x` with the rows `new` at a position that moves with the length (`start` at the full length)."""
         if not types.is_float(x.dtype):
             raise Refusal(op, "it writes integers at a place that moves with the length")
         size, count = int(x.shape[axis]), int(new.shape[axis])
@@ -779,7 +786,7 @@ class Padding:
         return self.mb.add(x=self.mb.mul(x=x, y=kept), y=written)
 
     def _spread(self, rows: Var, rank: int) -> Var:
-        """Return a matrix of rows with as many axes as the values that it is multiplied with, two at least."""
+        """Return a matrix of rows with the rank of the values that it is multiplied with, at least 2."""
         if rank <= 2:
             return rows
         return self._once(("rank", rows, rank), lambda: self.mb.expand_dims(
@@ -817,7 +824,7 @@ class Padding:
         self._set(op, {kept.index(axis): pad for axis, pad in rest.items()})
 
     def _pad_reduce_argmax(self, op: Operation) -> None:
-        """Fill the padding with what is never the first extreme: what is real comes first."""
+        """Fill the padding with a value that is never the first extreme, because the real elements come first."""
         axis, x = int(op.axis.val) % op.x.rank, op.x
         if axis in self.get_pads(x):
             dtype = types.nptype_from_builtin(x.dtype)
@@ -834,7 +841,8 @@ class Padding:
     _pad_reduce_argmin = _pad_reduce_argmax
 
     def _scale_mean(self, op: Operation, x: Var, axis: int) -> Var:
-        """Return `x` times the padded length over the real one, so that the mean over all is that of the real part."""
+        """Return `x` * (padded length / real length): its mean over all elements is the mean of the real part of `x`.
+        """
         size, dtype = int(x.shape[axis]), types.builtin_to_string(x.dtype)
 
         def make() -> Var:
@@ -865,7 +873,7 @@ class Padding:
         self._set(op, found)
 
     def _hide(self, op: Operation, axis: int) -> None:
-        """Add a large negative value to the padding of what a softmax reads."""
+        """Add a large negative value to the padding of a softmax's operand."""
         x = op.x
         if self.get_pads(x)[axis] == ANY:
             x = self._clear(op, x, axis)
@@ -896,7 +904,7 @@ class Padding:
         self._set(op, found)
 
     def _clear_product(self, op: Operation, x: Var, y: Var, inner: tuple[int, int]) -> tuple[Var, Var]:
-        """Clear operands so that the padding of the axis that is summed adds nothing."""
+        """Set the padding of the summed axis to zero in one or both operands, so that it adds nothing."""
         pads = self.get_pads(x)[inner[0]], self.get_pads(y).get(inner[1], FINITE)
         if ANY in pads or 0.0 not in pads:
             x = self._clear(op, x, inner[0]) if pads[1] != 0.0 or pads[0] == ANY else x
@@ -972,7 +980,7 @@ class Padding:
 
 
 def get_uniform(var: Var) -> float | None:
-    """Return the number that all elements of a const are; None for other values."""
+    """Return the number to which all elements of a const are equal; None for other values."""
     if not is_const(var) or var.val is None or np.asarray(var.val).dtype.kind not in "biuf":
         return None
     value = np.asarray(var.val)
@@ -981,9 +989,9 @@ def get_uniform(var: Var) -> float | None:
 
 
 def _is_positive(var: Var, strictly: bool = True, known: dict[tuple[Var, bool], bool] | None = None) -> bool:
-    """Return whether finite values are positive whatever they are computed from, or at least not negative.
+    """Return whether finite values of `var` are always positive or, without `strictly`, never negative.
 
-    `known` are results for the values that `var` is computed from: sums of residual layers are read several times each.
+    `known` caches results, because the sums of residual layers have several users each.
     """
     known = {} if known is None else known
     if (var, strictly) not in known:
@@ -1019,14 +1027,14 @@ def _find_sign(var: Var, strictly: bool, known: dict[tuple[Var, bool], bool]) ->
 
 
 def _is_finite_table(var: Var) -> bool:
-    """Return whether all elements are those of a constant without NaN and infinities."""
+    """Return whether all elements come from a constant without NaN and infinities."""
     while var.op is not None and var.op.op_type in ("gather", "reshape", "transpose", "expand_dims", "squeeze"):
         var = var.op.x
     return is_const(var) and var.val is not None and bool(np.isfinite(var.val).all())
 
 
 def _is_place(column: np.ndarray[Any, Any], axis: int) -> bool:
-    """Return whether integers are their own places along an axis."""
+    """Return whether each integer is equal to its index along an axis."""
     shape = [1] * column.ndim
     shape[axis] = -1
     return bool(np.all(column == np.arange(column.shape[axis]).reshape(shape)))

@@ -1,4 +1,4 @@
-"""Renaming of inputs, outputs, states and inner values."""
+"""Renaming of inputs, outputs, states and intermediate values."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _OPTION = "--rename"
 
 @dataclass(frozen=True)
 class Rename(Transform):
-    """Renames values of each function that has them, or of `function` alone; all at once, so that names can be swapped.
+    """Renames values in each function that has them, or only in `function`; all at once, so that names can be swapped.
 
-    A name refers to all values of that name in a function: values in nested blocks may share one.
+    A name refers to all values of this name in a function, because values in nested blocks may have the same name.
     """
 
     names: Mapping[str, str]
@@ -35,7 +35,7 @@ class Rename(Transform):
     in_pipelines: ClassVar[bool] = True
 
     def apply(self, draft: Draft) -> list[Draft]:
-        """Rename in place. InputError for a name that is unknown, not free, or not accepted by Core ML."""
+        """Rename in place. Raises InputError for a name that is unknown, in use, or not accepted by Core ML."""
         for old, new in self.names.items():
             check_identifier(new, _format_option(old, new))
         functions = draft.select_functions(self.function)

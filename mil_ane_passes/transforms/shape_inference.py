@@ -1,7 +1,7 @@
-"""Inference of all values of a function from the shapes of its inputs, in place, by coremltools.
+"""Inference of all types and values of a function from the shapes of its inputs, in place, by coremltools.
 
-The file declares the types of loop variables; if the initial value has a known size, and the body returns the same size
-for it, that is the size of the loop variable.
+The file declares the types of loop variables. If the initial value of a loop variable has a known size, and the body
+returns the same size for it, this is the size of the loop variable.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ __all__ = ["ShapeInference", "Sizes", "get_sizes", "set_input_shape"]
 
 Sizes = tuple[int | None, ...]
 _MAX_ROUNDS = 8
-"The most rounds of guesses about the sizes of one loop; afterwards the declared types are used without guesses."
+"Most rounds of guesses about the sizes of one loop, as each infers the whole body; then the declared types are used."
 _EVALUATION_LIMITS = 1 << 22, 1 << 25
-"The most elements of one op's outputs, and of all, that are evaluated: masks of 2048 x 2048, and their operands."
+"Most elements of one op's outputs, and of all ops, that are evaluated: masks of 2048 x 2048, and their operands."
 
 
 def get_sizes(sym_type: Any) -> Sizes | None:
-    """Return the sizes of a pymil type, None for unknown ones; None for what is not a tensor or has unknown rank."""
+    """Return the sizes of a pymil type (unknown ones are None); None if it is not a tensor or its rank is unknown."""
     if types.is_state(sym_type):
         return get_sizes(sym_type.wrapped_type())
     if not types.is_tensor(sym_type):
@@ -41,7 +41,7 @@ def get_sizes(sym_type: Any) -> Sizes | None:
 
 
 def set_input_shape(function: Function, name: str, shape: Iterable[int]) -> Var:
-    """Declare the shape of an input or state; `ShapeInference` infers what follows from it."""
+    """Declare the shape of an input or state; `ShapeInference` then infers the values that depend on it."""
     var, sizes = function.inputs[name], tuple(shape)
     function.placeholder_inputs[name].sym_shape = sizes
     inner = var.sym_type.wrapped_type() if types.is_state(var.sym_type) else var.sym_type
@@ -51,10 +51,10 @@ def set_input_shape(function: Function, name: str, shape: Iterable[int]) -> Var:
 
 
 class ShapeInference:
-    """Infers the types and values that follow from `changed` values of a function.
+    """Infers the types and values that depend on the `changed` values of a function.
 
-    `declared` are the types of before, of all values that were inferred again. Where coremltools' inference contradicts
-    these, the op keeps them, and is in `rejected` with coremltools' error, which is empty if it only infers others.
+    `declared` are the previous types of all values that were inferred again. If coremltools' inference contradicts
+    them, the op keeps its types, and is added to `rejected` with coremltools' error ("" if it only infers other types).
     """
 
     def __init__(self, function: Function, changed: Iterable[Var]) -> None:
@@ -110,7 +110,7 @@ class ShapeInference:
         return values
 
     def _infer_loop(self, op: Operation) -> None:
-        """Infer the blocks of a loop, with sizes for its variables that hold in every iteration."""
+        """Infer the blocks of a loop, with sizes of its variables that are valid in every iteration."""
         condition, body = op.blocks
         then = [self.declared.setdefault(var, var.sym_type) for var in body.inputs]
         for block in op.blocks:
@@ -135,7 +135,8 @@ class ShapeInference:
 
 
 def _guess_sizes(declared: Any, first: Any, wrong: set[int]) -> Any:
-    """Return the type of a loop variable with unknown sizes taken from its initial value, but for axes in `wrong`."""
+    """Return the type of a loop variable with unknown sizes taken from its initial value, except for axes in `wrong`.
+    """
     sizes, known = get_sizes(declared), get_sizes(first)
     if sizes is None or known is None or len(sizes) != len(known) or not types.is_tensor(declared):
         return declared
@@ -145,7 +146,7 @@ def _guess_sizes(declared: Any, first: Any, wrong: set[int]) -> Any:
 
 
 def _find_other_sizes(declared: Any, guess: Any, out: Any) -> list[int]:
-    """Return the axes of which a guessed size is not the one that the body returns."""
+    """Return the axes for which the body returns another size than the guessed one."""
     if guess is declared:
         return []
     sizes, guessed, made = get_sizes(declared) or (), get_sizes(guess) or (), get_sizes(out)

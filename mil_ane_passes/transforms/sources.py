@@ -15,7 +15,7 @@ __all__ = ["get_source_path", "open_draft"]
 
 
 def get_source_path(source: Any) -> Path:
-    """Return the path of a package, from a path, a `Package` or an MLModel. InputError for anything else."""
+    """Return the path of a package from a path, a `Package` or an MLModel. Raises InputError for anything else."""
     if isinstance(source, (str, os.PathLike)):
         if not os.fspath(source):
             raise InputError("no path given; expected the path of an .mlpackage")
@@ -30,7 +30,7 @@ def get_source_path(source: Any) -> Path:
 def open_draft(source: Any) -> Draft:
     """Open the package at a path, of a `Package` or of an MLModel (with changes to its spec) as a draft.
 
-    Raises InputError when it is not an ML Program package, its model file contradicts itself, or the program of the
+    Raises InputError if it is not an ML Program package, its model file is inconsistent, or the program of the
     `Package` was changed since it was loaded.
     """
     if isinstance(source, Package):
@@ -46,7 +46,7 @@ def open_draft(source: Any) -> Draft:
 
 
 def _check_opsets(package: Package) -> None:
-    """Raise InputError for a function with blocks for other opsets than its own, which would not be changed with it."""
+    """Raise InputError if a function has blocks for other opsets than its own: these would not be edited."""
     for member in package.members.programs:
         for name, function in member.spec.mlProgram.functions.items():
             if list(function.block_specializations) != [function.opset]:

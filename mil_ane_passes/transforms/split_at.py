@@ -1,4 +1,4 @@
-"""Splitting of a package into two that run one after the other, cut after user-supplied values."""
+"""Splitting of a package, after values that the user names, into two packages that run one after the other."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ __all__ = ["FunctionGraph", "SplitAt"]
 
 _OPTION = "--split-at"
 _MAX_CUTS_TRIED = 400
-"The most values tried on either side of the requested cut, to suggest one in an error."
+"Most values tried on either side of the requested cut to suggest one in an error, which must not take long."
 _MAX_INFERENCES = 8
-"The most of these tries that may be at values of flexible shape, each of which takes a few inferences."
+"Most of these tries that may be at values of flexible shape: each needs several inferences of the whole function."
 _REPORTED_BYTES_RATIO = 1.5
-"Ratio of all crossing bytes to those of the named values above which a report states the difference."
+"Ratio of all crossing bytes to the bytes of the named values above which the report states the difference."
 Shape = tuple[int, ...]
 _MAX_CORNER_DIMENSIONS = 3
-"The most ranged dimensions for which all corners are tried: their number is 2 to the power of it."
+"Most ranged dimensions for which all corners are tried: n dimensions have 2**n corners."
 _MIN_VERSION_MANY_ENUMERATED = 9
 "The specification version (iOS 18) from which several inputs may list their shapes."
 _UNBOUNDED_STEP = 97
-"The distance above the smallest size at which an unbounded dimension is tried."
+"Distance above the smallest size at which an unbounded dimension is tried; a prime, which few other sizes divide."
 
 
 @dataclass(frozen=True)
 class SplitAt(Transform):
-    """Cuts every function after `values`, or `function` alone, in which case the parts lack the others.
+    """Cuts every function after `values`, or only `function`; in that case the parts have no other functions.
 
-    The first part has the ops that the values need; the second has the rest, and the outputs made there. Ops that
-    depend on consts only are where they are used, or in both.
+    The first part has the ops that the values need. The second part has the remaining ops and the outputs computed by
+    them. Ops that depend only on consts are in the part that uses them, or in both.
     """
 
     values: Sequence[str]
@@ -60,7 +60,7 @@ class SplitAt(Transform):
     def apply(self, draft: Draft) -> list[Draft]:
         """Return the two parts.
 
-        Raises InputError with the reason, and with possible cuts near by, if there is no such cut.
+        Raises InputError with the reason, and with possible cuts nearby, if the function cannot be cut there.
         """
         functions = draft.select_functions(self.function)
         for value in self.values:
@@ -74,7 +74,7 @@ class SplitAt(Transform):
         return parts
 
     def check(self, draft: Draft) -> None:
-        """Raise InputError with the reason if the cut cannot be made; the draft stays as it is."""
+        """Raise InputError with the reason if the cut is not possible; the draft is not changed."""
         for name, function in draft.select_functions(self.function).items():
             self._search(draft, name, function)
 
@@ -130,7 +130,7 @@ class _CutSearch:
         self._inferences = _MAX_INFERENCES
 
     def cut(self, named: Sequence[str]) -> tuple[Cut, list[CrossingValue]]:
-        """Return the cut at `named` and how each value crosses. Raises CutError when it is not possible."""
+        """Return the cut at `named` and the crossing values. Raises CutError if the cut is not possible."""
         cut = self.graph.cut(named)
         taken = set(self._names)
         found = []
@@ -144,7 +144,7 @@ class _CutSearch:
         return cut, found
 
     def sizes(self, cut: Cut, crossing: Sequence[CrossingValue]) -> dict[str, FlexibleSizes]:
-        """Return the shapes of crossing values of flexible shape. Raises CutError where they are unknown."""
+        """Return the shapes of crossing values of flexible shape. Raises CutError if they are unknown."""
         names = [each.value for each in crossing if each.nbytes is None]
         if not names:
             return {}
@@ -157,7 +157,7 @@ class _CutSearch:
         return found
 
     def near(self, named: Sequence[str]) -> list[str]:
-        """Return the nearest values before and after `named` that the function can be cut at."""
+        """Return the nearest values before and after `named` at which the function can be cut."""
         places = {var.name: place for var, place in self.graph.maker.items()}
         at = max(places[name] for name in named)
         values = [(places[name], name) for name in self.graph.values() if name not in named]
@@ -192,9 +192,9 @@ def _copy_draft(draft: Draft, part: str, functions: Sequence[str]) -> Draft:
 
 
 class CutError(Exception):
-    """The reason why a function cannot be cut somewhere.
+    """The reason why a function cannot be cut at a value.
 
-    `elsewhere` is set if another cut of the function may be possible.
+    `elsewhere` is true if another cut of the function may be possible.
     """
 
     def __init__(self, reason: str, elsewhere: bool = False) -> None:
@@ -204,11 +204,11 @@ class CutError(Exception):
 
 @dataclass(frozen=True)
 class Cut:
-    """Two parts of a function, as indices into its list of ops; ops that depend on consts only may be in both.
+    """Two parts of a function, as indices into its list of ops; ops that depend only on consts may be in both.
 
-    `crossing` are the values that the second part reads from the first: the requested ones, in that order, then the
-    others in program order. `inside` were requested and do not cross. `unneeded` counts the ops in neither part,
-    without consts.
+    `crossing` are the values that the second part reads from the first: the requested values in the requested order,
+    then the others in program order. `inside` are requested values that do not cross. `unneeded` is the number of ops
+    in neither part, without consts.
     """
 
     first: frozenset[int]
@@ -242,7 +242,7 @@ class FunctionGraph:
         self.flows, self.needs = self._build_edges()
 
     def _constant(self) -> list[bool]:
-        """Return for each op whether it depends on consts only and computes the same each time."""
+        """Return for each op whether it depends only on consts and is deterministic."""
         found: list[bool] = []
         for op, read in zip(self.ops, self.reads, strict=True):
             compressed = op.op_type.startswith("constexpr_")
@@ -251,7 +251,7 @@ class FunctionGraph:
         return found
 
     def _build_edges(self) -> tuple[list[set[int]], list[set[int]]]:
-        """Return for each op those whose results reach it, by value or state, and those that must run before it."""
+        """Return for each op the ops whose results reach it by value or state, and the ops that must run before it."""
         flows = [{self.maker[var] for var in read if var in self.maker} for read in self.reads]
         needs = [set(makers) for makers in flows]
         for places in self.state_users.values():
@@ -263,7 +263,7 @@ class FunctionGraph:
         return flows, needs
 
     def find(self, name: str) -> Var:
-        """Return the value `name`. Raises CutError when it is not a value to cut at."""
+        """Return the value `name`. Raises CutError if the function cannot be cut at it."""
         var = find_value(self._function, name)
         if var in self.states:
             raise CutError(f"'{name}' is a state: states are no values that cross; name a value that is read from it")
@@ -288,13 +288,13 @@ class FunctionGraph:
         return var
 
     def values(self) -> list[str]:
-        """Return the values that may be requested as a cut: outputs of ops that depend on inputs, in order."""
+        """Return the values at which a cut can be requested: outputs of ops that depend on inputs, in order."""
         named = set(iterate_values(self._function))
         return [var.name for place, op in enumerate(self.ops) if not self.constant[place]
                 for var in op.outputs if var in named]
 
     def cut(self, names: Sequence[str]) -> Cut:
-        """Return the cut after the values `names`. Raises CutError with the reason when it is not possible."""
+        """Return the cut after the values `names`. Raises CutError with the reason if it is not possible."""
         if self.refusal:
             raise CutError(self.refusal)
         named = [self.find(name) for name in names]
@@ -341,10 +341,8 @@ class FunctionGraph:
         return found
 
     def _include_state_users(self, first: set[int], named: list[int]) -> set[int]:
-        """Return `first` with all users of the states it uses.
-
-        Raises CutError if some of these need the cut's values.
-        """
+        """Return `first` with all users of the states that it uses. Raises CutError if one of them needs the cut's
+        values."""
         while True:
             torn = {state: places for state, places in self.state_users.items()
                     if not first.isdisjoint(places) and not first.issuperset(places)}
@@ -361,7 +359,7 @@ class FunctionGraph:
             first = first | self.collect_required(place for places in torn.values() for place in places)
 
     def _collect_reached(self, start: Iterable[int]) -> set[int]:
-        """Return all ops that results of `start` reach."""
+        """Return all ops that depend on results of `start`."""
         found: set[int] = set()
         begun = set(start)
         for place, sources in enumerate(self.flows):
@@ -375,7 +373,7 @@ def _format_names(values: Iterable[Var]) -> str:
 
 
 class _Step(NamedTuple):
-    """An op that leads from a value to its feature: its type, and the name and the dtype of what it makes."""
+    """An op of the conversion from a value to its feature: its type, and the name and dtype of its result."""
 
     op: str
     name: str
@@ -384,10 +382,10 @@ class _Step(NamedTuple):
 
 @dataclass(frozen=True)
 class CrossingValue:
-    """A value that crosses: its name and dtype in the program, and the feature (output and input) that carries it.
+    """A value that crosses: its name and dtype in the program, and the feature (output and input) that represents it.
 
-    `steps` lead from the value to the feature in the first part, and back in the second; without any, the value crosses
-    unchanged. `shape` is that of the feature, with None for flexible sizes.
+    `steps` convert the value to the feature in the first part, and back in the second. Without steps, the value is the
+    feature. `shape` is the shape of the feature, with None for flexible sizes.
     """
 
     value: str
@@ -414,19 +412,19 @@ class CrossingValue:
         return math.prod(size for size in self.shape if size is not None) * (2 if self.dtype == "fp16" else 4)
 
     def build_output(self, function: Function, var: Var) -> Var:
-        """Build the ops that make the feature from the value at the end of the first part; returns the feature."""
+        """Build the ops that convert the value to the feature at the end of the first part; return the feature."""
         with function:
             for step in self.steps:
                 var = _build_op(step.op, var, step.name, step.dtype)
         return var
 
     def build_input(self, function: Function, var: Var) -> Var:
-        """Add the feature as an input of the second part, with the ops that make the value from it.
+        """Add the feature as an input of the second part, with the ops that convert it to the value.
 
-        Returns what replaces the value `var`, which the part does not compute.
+        Returns the replacement of the value `var`, which this part does not compute.
         """
         sizes: Sequence[Any] = var.shape if len(var.shape) == len(self.shape) else self.shape
-        # coremltools accepts symbols as sizes of inputs, but no expressions of them, such as a product
+        # coremltools accepts symbols as sizes of inputs, but not expressions of symbols, such as a product
         sizes = [get_new_symbol() if is_symbolic(size) and not size.is_Symbol else size for size in sizes]
         placeholder = Placeholder(tuple(sizes), types.string_to_builtin(self.dtype), name=self.feature)
         made = placeholder.outputs[0]
@@ -446,10 +444,10 @@ class CrossingValue:
 def plan_crossing(
     function: Function, var: Var, taken: set[str], image: bool = False
 ) -> CrossingValue | str:
-    """Plan how `var` crosses, or return the reason why it cannot.
+    """Plan the conversion of the crossing value `var`, or return the reason why it cannot cross.
 
-    `taken` are the names in use: new ones are added. `image`: the value is already an output as an image, which holds
-    less than the value.
+    `taken` are the names in use; new names are added. `image` is true if the value is already an output as an image,
+    which cannot represent all values.
     """
     dtype, shape = get_dtype(var), get_sizes(var.sym_type)
     if dtype is None:
@@ -490,7 +488,7 @@ def describe_crossing(each: CrossingValue) -> str:
 
 @dataclass(frozen=True)
 class FlexibleSizes:
-    """The shapes a value can have: those `listed` or, if empty, between `low` and `high` (-1: unbounded)."""
+    """The shapes that a value can have: the shapes in `listed` or, if empty, from `low` to `high` (-1: unbounded)."""
 
     default: Shape
     low: Shape
@@ -498,7 +496,7 @@ class FlexibleSizes:
     listed: tuple[Shape, ...] = ()
 
     def put(self, array: Any) -> None:
-        """Describe the shapes in `array`, an ArrayFeatureType."""
+        """Write the shapes to `array`, an ArrayFeatureType."""
         array.shape[:] = self.default
         if self.listed:
             for shape in self.listed:
@@ -519,7 +517,7 @@ class _FlexibleInput:
 
     @property
     def open(self) -> list[int]:
-        """The dimensions that are a range."""
+        """The dimensions with a range of sizes."""
         return [axis for axis, (low, high) in enumerate(self.ranges) if low != high]
 
     @property
@@ -528,7 +526,10 @@ class _FlexibleInput:
         return {axis: True for axis, (_, high) in enumerate(self.ranges) if high < 0}
 
     def at(self, ends: Mapping[int, bool] | None) -> Shape:
-        """Return the shape with each open dimension at its upper (True) or lower end; the middle if `ends` is None."""
+        """Return the shape with each ranged dimension at its upper (True) or lower (False) end.
+
+        If `ends` is None, each ranged dimension is at the middle of its range.
+        """
         shape = []
         for axis, (low, high) in enumerate(self.ranges):
             top = high if high >= 0 else low + _UNBOUNDED_STEP
@@ -539,9 +540,9 @@ class _FlexibleInput:
 def infer_crossing_sizes(
     function: Function, values: Sequence[str], alone: bool
 ) -> dict[str, FlexibleSizes] | str:
-    """Infer the shapes of each of `values`, or return why they are unknown.
+    """Infer the shapes of each of `values`, or return the reason why they are unknown.
 
-    `alone`: no other input of the second part has a flexible shape.
+    `alone` is true if no other input of the second part has a flexible shape.
     """
     inputs = _find_flexible_inputs(function)
     if isinstance(inputs, str):
@@ -571,7 +572,7 @@ def infer_crossing_sizes(
 def _join_shapes(shapes: Sequence[Shape], may_list: bool, ends: Sequence[Shape | None]) -> FlexibleSizes:
     """Combine `shapes`, the first of which is the default.
 
-    Dimensions that differ between the two `ends` grow with an unbounded input, so they are unbounded.
+    A dimension that differs between the two `ends` grows with an unbounded input, so it is unbounded.
     """
     low = tuple(map(min, zip(*shapes, strict=True)))
     high = tuple(map(max, zip(*shapes, strict=True)))
@@ -583,7 +584,8 @@ def _join_shapes(shapes: Sequence[Shape], may_list: bool, ends: Sequence[Shape |
 
 
 def _sample_input_shapes(inputs: Sequence[_FlexibleInput]) -> tuple[list[dict[str, Shape]], list[dict[str, Shape]]]:
-    """Return shapes to try: those with all inputs at the same end, which fit together, and others, which may not."""
+    """Return shapes to try: shapes with all inputs at the same end, which are consistent, and others, which may not be.
+    """
     aligned = [{each.name: each.default for each in inputs}]
     most = max(len(each.listed) for each in inputs)
     for number in range(most):
@@ -657,9 +659,9 @@ def _read_bounds(one: Any) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class SplitParts:
-    """The two parts of the function `name`, to be written into the drafts that hold the parts.
+    """The two parts of the function `name`, which are written into the drafts of the parts.
 
-    A part's function is a clone of the whole one, so that its ops are at the same places.
+    A part's function is a clone of the whole function, so its ops have the same indices.
     """
 
     name: str
@@ -671,7 +673,7 @@ class SplitParts:
 
     @property
     def _made_first(self) -> list[str]:
-        """The model's own outputs that the first part computes."""
+        """The outputs of the model that the first part computes."""
         return [var.name for var in self.graph.outputs
                 if self.graph.maker.get(var) in self.cut.first and not self.graph.constant[self.graph.maker[var]]]
 
@@ -695,7 +697,7 @@ class SplitParts:
 
     @property
     def _first_inputs(self) -> list[str]:
-        """The inputs that the first part reads, and those that no op reads: they stay inputs of the first part."""
+        """The inputs that the first part reads, and the inputs that no op reads, which stay in the first part."""
         read = set(self._select_inputs(self._read_in(self.cut.first)))
         elsewhere = set(self._second_inputs) - read
         return [name for name in self.function.inputs if name not in elsewhere]
@@ -742,14 +744,14 @@ class SplitParts:
                 describe_feature(function, feature)
 
     def _get_clone(self, ops: Sequence[Operation], var: Var) -> Var:
-        """Return the value in a part that is `var` in the whole function."""
+        """Return the clone of `var` in a part."""
         place = self.graph.maker[var]
         clone: Var = ops[place].outputs[self.graph.ops[place].outputs.index(var)]
         return clone
 
     def _reduce(self, part: Draft, function: Function, ops: Sequence[Operation], inputs: Sequence[str],
                 outputs: Sequence[str]) -> None:
-        """Remove `ops`, and all inputs and states but `inputs`; `outputs` are those of before that stay."""
+        """Remove `ops`, and all inputs and states except `inputs`; `outputs` are the original outputs that stay."""
         with BlockEditor() as editor:
             editor.remove(reversed(ops))
         removed = [name for name in function.inputs if name not in inputs]

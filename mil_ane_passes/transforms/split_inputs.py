@@ -1,7 +1,7 @@
-"""`--split-inputs`: what is computed from one input alone becomes a package of its own, which runs before.
+"""`--split-inputs`: ops that depend on only one input are moved to a package of their own, which runs first.
 
-Lookups of token ids and positions, tables of angles and masks of places are small and need integers; the rest of a
-language model reads their floats.
+Lookups of token ids and positions, tables of angles and masks of positions are small and need integers. The rest of a
+language model reads the resulting floats.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ __all__ = ["SplitConstantInputs", "SplitInputs", "find_boundary", "find_lookups"
 
 _OPTION = "--split-inputs"
 _REPEATING = frozenset({"tile", "reshape", "expand_dims", "squeeze", "transpose"})
-"Ops that repeat a value, and those that change its shape around them."
+"Ops that repeat a value, and ops that change its shape before or after a repetition."
 
 
 @dataclass(frozen=True)
 class SplitInputs(Transform):
-    """Splits a function behind the lookups of inputs: values of floats that depend on one of `names` alone.
+    """Splits a function after the lookups of inputs: float values that depend on only one of `names`.
 
-    Rows that are looked up in a table cross as they are, and a float that follows from values that cross by ops on
-    floats stays in the second part. `together` splits behind what depends on several of `names` as well: the rest
-    follows from looked-up rows and from other inputs.
+    Rows looked up in a table are crossing values. A float that is computed from crossing values by ops on floats stays
+    in the second part. With `together`, values that depend on several of `names` are in the first part, too; the second
+    part then depends on looked-up rows and on other inputs.
     """
 
     names: Sequence[str]
@@ -41,7 +41,7 @@ class SplitInputs(Transform):
     together: bool = False
 
     def apply(self, draft: Draft) -> list[Draft]:
-        """Return the two parts. InputError for an unknown input, and for one that only floats are computed from."""
+        """Return the two parts. Raises InputError for an unknown input, and for an input without a lookup."""
         functions = draft.select_functions(self.function)
         if len(functions) > 1:
             raise self._make_error(f"several functions ({', '.join(sorted(functions))}); expected "
@@ -75,11 +75,11 @@ class SplitInputs(Transform):
 
 @dataclass(frozen=True)
 class SplitConstantInputs(Transform):
-    """Splits a function behind all that is computed from `names` alone, inputs that are the same for many calls.
+    """Splits a function after all values that depend only on `names`, inputs that are the same for many calls.
 
-    The first part runs once, such as for the keys and values of an encoder's output; the second reads what it returned
-    at each call. What only repeats a value stays in the second part. The draft is left as it is if nothing is computed
-    from these inputs alone.
+    The first part runs once, for example to compute the keys and values of an encoder's output; the second part reads
+    its results at each call. Ops that only repeat a value stay in the second part. If no values depend only on these
+    inputs, the draft is not changed.
     """
 
     names: Sequence[str]
@@ -98,9 +98,9 @@ class SplitConstantInputs(Transform):
 
 
 def _skip_repetition(var: Var) -> Var:
-    """Return the smallest value that `var` is a repetition of, such as the heads of keys before they are repeated.
+    """Return the smallest value of which `var` is a repetition, such as the heads of keys before they are repeated.
 
-    That is an input where nothing is computed from it.
+    It may be an input.
     """
     best = each = var
     while each.op is not None and each.op.op_type in _REPEATING:
@@ -115,9 +115,10 @@ def _count_elements(var: Var) -> int:
 
 
 def find_lookups(function: Function, names: Sequence[str]) -> dict[str, list[Var]]:
-    """Return for each input the floats that depend on it alone and that ops which read others need.
+    """Return for each input the values that depend only on it, and are outputs or read by ops that depend on others.
 
-    Rows of a table of floats are the first such values, whatever is computed from them before.
+    Rows looked up in a table of floats are always such values, even if the ops on them depend only on the input. Floats
+    computed from such values are omitted.
     """
     sources = _find_sources(function)
     outputs = set(function.outputs)
@@ -138,9 +139,9 @@ def find_lookups(function: Function, names: Sequence[str]) -> dict[str, list[Var
 
 
 def find_boundary(function: Function, names: Sequence[str]) -> list[Var]:
-    """Return the values that depend on inputs `names` alone and are read by what follows from looked-up rows.
+    """Return the values that depend only on inputs `names` and are read by ops that depend on looked-up rows.
 
-    Rows of a table of floats, and all other inputs and states, are what the rest follows from.
+    The remaining ops depend on rows of a table of floats, on other inputs, and on states.
     """
     follows = {var for name, var in function.inputs.items() if name not in names}
     rows: list[Var] = []
@@ -160,7 +161,7 @@ def find_boundary(function: Function, names: Sequence[str]) -> list[Var]:
 
 
 def _find_sources(function: Function) -> dict[Var, frozenset[str]]:
-    """Return the inputs and states that each value depends on; ops with side effects count as inputs."""
+    """Return the inputs and states on which each value depends; ops with side effects count as inputs."""
     found: dict[Var, frozenset[str]] = {var: frozenset((name,)) for name, var in function.inputs.items()}
     for op in function.operations:
         names: set[str] = set().union(*(found.get(var, frozenset()) for var in get_read_vars(op)))
@@ -171,7 +172,7 @@ def _find_sources(function: Function) -> dict[Var, frozenset[str]]:
 
 
 def _follows_from(var: Var, roots: set[Var]) -> bool:
-    """Return whether floats follow from those in `roots` and consts by ops on floats."""
+    """Return whether `var` is computed from `roots` and consts by ops on floats only."""
     pending, seen, reached = [var], {var}, False
     while pending:
         each = pending.pop()

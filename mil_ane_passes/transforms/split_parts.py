@@ -1,4 +1,4 @@
-"""Splitting of a package into several that run one after the other, cut where few bytes cross."""
+"""Splitting of a package into several packages that run one after the other, with few crossing bytes."""
 
 from __future__ import annotations
 
@@ -23,45 +23,54 @@ from .split_at import FunctionGraph, SplitAt, plan_crossing
 __all__ = ["SplitIntoParts"]
 
 _MAX_PLACES = 600
-"The most places for cuts that are compared, of which a layer has about as many as weights: the narrowest are kept."
+"""Most positions of cuts that are compared; the narrowest are kept.
+
+The search takes time and memory quadratic in their number. A layer has about as many positions as weights, so 600 are
+enough for 60 layers with ten weights each.
+"""
 _NARROW_RATIO = 2.0
-"""How many times the bytes of the narrowest place may cross at one between layers: what several layers read, such as a
-mask, may cross as well, and inner values of a layer are 3 to 4 times as wide."""
+"""Largest ratio of the crossing bytes of a cut between layers to those of the narrowest cut.
+
+A value that several layers read, such as a mask, may cross in addition. Values inside a layer are 3 to 4 times as wide,
+so cuts inside layers are excluded.
+"""
 _BALANCE = 1.1
-"How much larger than in the most balanced cut the largest part may be, for cuts at narrower places."
+"Largest ratio of the largest part to that of the most balanced cuts: 10 % more weights allow much narrower cuts."
 _MIN_WEIGHT_BYTES = 1024
-"Smaller constants are not counted: sizes, axes and epsilons."
+"Constants of fewer bytes are not counted as weights: they are sizes, axes and epsilons."
 _VIEWS = frozenset({"slice_by_index", "slice_by_size", "reshape", "transpose", "squeeze", "expand_dims", "identity"})
-"Ops that read a part of an input in another form, such as the cache of a layer: each part of the model does so itself."
+"Ops that select or reshape a part of an input, such as the cache of a layer; each part of the model repeats them."
 _ASSUMED_SIZE = 64
-"The size that a flexible dimension counts as, where crossing bytes are compared."
+"Assumed size of a flexible dimension in comparisons of crossing bytes; only the ratio to other values matters."
 Float = np.float64
 
 
 @dataclass(frozen=True)
 class SplitIntoParts(Transform):
-    """Cuts every function, or `function` alone, into `count` parts, or as few whose weights each take `max_bytes`.
+    """Cuts every function, or only `function`, into `count` parts, or into the fewest parts of at most `max_bytes` of
+    weights each.
 
-    Weights are counted as stored. The parts are balanced as far as a tenth of the largest, and of all such cuts those
-    are taken at which the fewest bytes cross. Cuts are between layers, which are the narrowest places, unless there are
-    not enough of these. All functions are cut after the same values, those of the default one, and the weights of all
-    count; one that several read, once. One of `count` and `max_bytes` is None.
+    Weights are counted as stored. The largest part is at most a tenth larger than in the most balanced cuts; of all
+    such cuts, those with the fewest crossing bytes are chosen. Cuts are between layers, which are the narrowest
+    positions, unless there are too few of these. All functions are cut after the same values, which are chosen in the
+    default function. The weights of all functions count; a weight that several functions read counts once. One of
+    `count` and `max_bytes` is None.
     """
 
     count: int | None = None
     max_bytes: int | None = None
     function: str | None = None
     named: str = "split_parts"
-    "The option that asks for `count`, for errors."
+    "The option for `count`, for errors."
 
     def __post_init__(self) -> None:
         if self.count is not None and (not isinstance(self.count, int) or not 2 <= self.count <= MAX_PARTS):
             raise InputError(f"{self._asked}: expected a number of parts from 2 to {MAX_PARTS}")
 
     def apply(self, draft: Draft) -> list[Draft]:
-        """Return the parts, in the order in which they run. Raises InputError if there are no such cuts."""
+        """Return the parts in the order in which they run. Raises InputError if such cuts are not possible."""
         functions = draft.select_functions(self.function)
-        name = draft.program.default_function_name  # not the first one read: their order differs between runs
+        name = draft.program.default_function_name  # not the first function, as their order differs between runs
         name, function = (name, functions[name]) if name in functions else next(iter(sorted(functions.items())))
         places = _CutPlaces(function, [each for each in functions.values() if each is not function])
         cuts = self._choose(places)
@@ -101,7 +110,7 @@ class SplitIntoParts(Transform):
         return format_option_values("max_part_size", str(self.max_bytes))
 
     def _choose(self, places: _CutPlaces) -> list[int]:
-        """Return the cuts among `places`, in order; none if one part is enough."""
+        """Return the cuts among `places`, in order; an empty list if one part is enough."""
         most = self.max_bytes
         if most is not None and places.count_bytes(0, None) <= most:
             return []
@@ -120,10 +129,10 @@ class SplitIntoParts(Transform):
 
 
 class _CutPlaces:
-    """The places between ops of a function at which it can be cut, with the bytes that cross and the weights between.
+    """The positions at which a function can be cut, with the crossing bytes and the weights between positions.
 
-    `found` are positions in the list of ops: a cut is behind the op. Between two ops that read weights only the
-    narrowest place is kept.
+    `found` are indices in the list of ops: a cut is after the op. Between two ops that read weights, only the narrowest
+    position is kept.
     """
 
     def __init__(self, function: Function, others: Sequence[Function] = ()) -> None:
@@ -140,15 +149,15 @@ class _CutPlaces:
         self._bytes = self._measure_segments()
 
     def count_bytes(self, start: int, end: int | None) -> int:
-        """Count the bytes of weights that the ops between two cuts read; `end` None: up to the end."""
+        """Count the bytes of weights that the ops between two cuts read; `end` is None for the end of the function."""
         row = 0 if start == 0 else self.found.index(start) + 1
         column = len(self.found) + 1 if end is None else self.found.index(end) + 1
         return int(self._bytes[row, column])
 
     def list_values(self, place: int) -> list[str]:
-        """List the values after which the cut at `place` is made: what crosses, and outputs that are made before.
+        """List the values after which the cut at `place` is made: crossing values, and outputs computed before it.
 
-        What others of them are computed from is not listed: it crosses where it is needed.
+        Values from which others of them are computed are not listed, as they cross anyway if they are needed.
         """
         graph, listed, required = self._graph, list[str](), set[int]()
         for at in range(place, -1, -1):
@@ -162,7 +171,7 @@ class _CutPlaces:
         return listed[::-1]
 
     def select_narrow(self) -> _CutPlaces:
-        """Return the places alone at which at most twice as many bytes cross as at the narrowest one."""
+        """Return only the positions at which at most twice as many bytes cross as at the narrowest one."""
         limit = _NARROW_RATIO * min(self._crossing, default=0.0)
         kept = [number for number, width in enumerate(self._crossing) if width <= limit]
         made = copy.copy(self)
@@ -177,7 +186,8 @@ class _CutPlaces:
     def find_cuts(self, count: int, most: float) -> list[int]:
         """Find the cuts into `count` parts of at most `most` bytes at which the fewest bytes cross.
 
-        Among equals, those with the most even parts: squares of shares add less than one byte.
+        Of equally narrow cuts, those with the most even parts are chosen: the squares of the parts' fractions are added
+        to the cost, in total less than one byte.
         """
         whole = max(float(self._bytes[0, -1]), 1.0)
         price = np.append(np.asarray([0.0, *self._crossing]), 0.0)[None, :] + (self._bytes / whole) ** 2
@@ -190,7 +200,7 @@ class _CutPlaces:
         return cuts[::-1]
 
     def explain_shortage(self) -> str:
-        """Explain why there are no more places."""
+        """Explain why there are no more positions for cuts."""
         states = sorted(set(self._torn.values()))
         why = f"; states are used on both sides of others: {', '.join(states)}" if states else ""
         if not self.found:
@@ -214,7 +224,7 @@ class _CutPlaces:
                 f"weights{why}; expected at least that")
 
     def _find_views(self) -> set[int]:
-        """Find the places of ops that make parts of inputs, and nothing else."""
+        """Find the indices of ops that only select or reshape parts of inputs."""
         graph, found = self._graph, set[int]()
         for place, op in enumerate(graph.ops):
             if op.op_type in _VIEWS and all(var in graph.inputs or graph.maker.get(var) in found or (
@@ -227,10 +237,10 @@ class _CutPlaces:
                 for var in read}
 
     def _iterate_weight_reads(self, others: Iterable[Function]) -> Iterator[tuple[int, int, int]]:
-        """Yield for each reading of a weight the place of the op, that of the previous one (-1: none), and the bytes.
+        """Yield for each use of a weight the index of the op, the index of the previous use (-1: none), and the bytes.
 
-        A weight that several ops read counts in each part that reads it, and once there. What an op of another function
-        reads counts where the op of this one with an output of the same name is, or the one behind which there is none.
+        A weight that several ops read counts once in each part that reads it. A use by an op of another function counts
+        at the op of this function with an output of the same name; without such an op, at the last one before it.
         """
         reads = list(_iterate_weights(self._graph))
         places = {var.name: place for var, place in self._graph.maker.items()}
@@ -246,14 +256,14 @@ class _CutPlaces:
             previous[weight] = place
 
     def _find_torn_states(self) -> dict[int, str]:
-        """Return the places that a state is used before and behind, with its name: it lives in one part."""
+        """Return the positions before and after which a state is used, with its name: a state must be in one part."""
         return {place: state.name for state, users in self._graph.state_users.items() if users
                 for place in range(users[0], users[-1])}
 
     def _find_places(self) -> tuple[list[int], list[float]]:
-        """Return the narrowest place between two readings of weights, in order, and the bytes that cross at each.
+        """Return the narrowest position between two uses of weights, in order, and the crossing bytes at each.
 
-        A part without weights is of no use, so there is no place before the first reading or behind the last one.
+        A part without weights is useless, so there is no position before the first use or after the last one.
         """
         reading = {place for place, _, _ in self._weights}
         best: list[tuple[float, int]] = []
@@ -270,14 +280,14 @@ class _CutPlaces:
         return [place for _, place in kept], [width for width, _ in kept]
 
     def _iterate_widths(self) -> Iterator[tuple[int, float | None]]:
-        """Yield each place behind an op that computes with its crossing bytes, None where it cannot be cut."""
+        """Yield each position after an op that computes, with its crossing bytes (None if no cut is possible)."""
         graph = self._graph
         width, stuck, leaves = 0.0, 0, dict[int, list[tuple[float, int]]]()
         unread = set(graph.inputs)
         for place, op in enumerate(graph.ops):
             if graph.constant[place] or place in self._views:
                 continue
-            given = unread & graph.reads[place]  # inputs that both parts need are given to both
+            given = unread & graph.reads[place]  # inputs that both parts need are inputs of both
             unread -= given
             for var in (*given, *op.outputs):
                 last = self._last.get(var, -1)
@@ -291,7 +301,7 @@ class _CutPlaces:
             yield place, width if not stuck and width > 0 and place not in self._torn else None
 
     def _count_crossing_bytes(self, var: Var) -> float | None:
-        """Count the bytes of a value that crosses; None if no input and output can hold it."""
+        """Count the bytes of a value that crosses; None if it cannot be an input and output."""
         planned = plan_crossing(self._function, var, set(self._names))
         if isinstance(planned, str):
             return None
@@ -305,7 +315,7 @@ class _CutPlaces:
         column = np.searchsorted(ends, place)
         sizes = np.full((len(ends), len(ends)), np.inf)
         for row in range(len(ends) - 1):
-            first = (before <= ends[row]) & (place > ends[row])  # the first reading in a part that starts here
+            first = (before <= ends[row]) & (place > ends[row])  # the first use in a part that starts here
             added = np.bincount(column[first], nbytes[first], len(ends))
             sizes[row, row + 1:] = np.cumsum(added)[row + 1:]
         return sizes
@@ -313,7 +323,7 @@ class _CutPlaces:
     def _run_dynamic_program(
         self, count: int, join: np.ufunc, price: np.ndarray[tuple[int, int], np.dtype[Float]]
     ) -> tuple[np.ndarray[tuple[int], np.dtype[Float]], list[np.ndarray[tuple[int], np.dtype[np.int64]]]]:
-        """Return the least price of `count` segments up to each place, and the places they start at, step by step."""
+        """Return the least cost of `count` segments up to each position, and for each step the start positions."""
         least = np.full(price.shape[0], np.inf)
         least[0] = 0.0
         chosen: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
@@ -325,13 +335,13 @@ class _CutPlaces:
 
 
 def _count_weight_bytes(functions: Iterable[Function]) -> int:
-    """Count the bytes of the weights that the ops of `functions` read, each once."""
+    """Count the bytes of the weights that the ops of `functions` read; each weight counts once."""
     return sum({weight: nbytes for each in functions for _, weight, nbytes in _iterate_weights(FunctionGraph(each))
                 }.values())
 
 
 def _iterate_weights(graph: FunctionGraph) -> Iterator[tuple[int, Hashable, int]]:
-    """Yield for each reading of a weight the place of the op, what is equal for the same weight, and the bytes."""
+    """Yield for each use of a weight the index of the op, a key that identifies the weight, and the bytes."""
     stored = dict[int, tuple[Hashable, int]]()
     for place, op in enumerate(graph.ops):
         if graph.constant[place]:
@@ -350,7 +360,7 @@ def _iterate_weights(graph: FunctionGraph) -> Iterator[tuple[int, Hashable, int]
 
 
 def _find_consts(graph: FunctionGraph, place: int) -> set[int]:
-    """Find the places of the constants that the op at `place` reads, also through ops on constants."""
+    """Find the indices of the constants that the op at `place` reads, also through ops on constants."""
     found = set[int]()
     pending = [graph.maker[var] for var in graph.reads[place] if var in graph.maker]
     while pending:

@@ -1,7 +1,7 @@
 """The flow of a state through a function: read once at the beginning, written once at the end.
 
-Each write of a state returns what it wrote, so in between values take the place of the state. Rows that are stored in
-a slice and loaded from the same slice again are used as they are.
+Each write of a state returns the written value, so between the read and the final write, values replace the state. Rows
+that are stored in a slice and loaded again from the same slice are used directly.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class Window:
                    for (first, last), (begin, end) in zip(self.bounds, other.bounds, strict=True))
 
     def find_partial_axes(self, shape: Sequence[int]) -> list[int]:
-        """Return the axes of which it does not hold all elements."""
+        """Return the axes along which the window does not contain all elements."""
         return [axis for axis, (bound, size) in enumerate(zip(self.bounds, shape, strict=True)) if bound != (0, size)]
 
 
 def find_state_obstacle(function: Function, name: str) -> str:
-    """Return why a state cannot be replaced by values; "" if it can."""
+    """Return the reason why a state cannot be replaced by values; "" if it can."""
     var = function.inputs[name]
     for op in function.operations:
         if op.blocks and var in get_read_vars(op):
@@ -51,9 +51,9 @@ def find_state_obstacle(function: Function, name: str) -> str:
 
 
 def thread_state(function: Function, name: str, initial: Var) -> tuple[Var, bool]:
-    """Replace reads of a state by `initial` and by what was written before them, and remove its writes.
+    """Replace reads of a state by `initial` or the last written value, and remove its writes.
 
-    Returns what the state holds at the end, and whether it was written.
+    Returns the final value of the state, and whether it was written.
     """
     state = function.inputs[name]
     current, written = initial, False
@@ -69,7 +69,7 @@ def thread_state(function: Function, name: str, initial: Var) -> tuple[Var, bool
 
 
 def _replace_output(function: Function, editor: BlockEditor, op: Operation, new: Var) -> None:
-    """Replace the output of an op; if the function returns it, an op keeps its name."""
+    """Replace the output of an op; if the function returns the output, its name is kept."""
     old = op.outputs[0]
     if old in function.outputs:
         mb = RewriteBuilder(function, UniqueNames(function))
@@ -79,7 +79,7 @@ def _replace_output(function: Function, editor: BlockEditor, op: Operation, new:
 
 
 def get_window(op: Operation) -> Window | None:
-    """Return the constant window of a slice_by_index or slice_update with steps of 1; None for others."""
+    """Return the constant window of a slice_by_index or slice_update with strides of 1; None for other ops."""
     shape = op.x.shape
     parameters = [op.inputs.get(name) for name in ("begin", "end", "stride", "begin_mask", "end_mask", "squeeze_mask")]
     if any(var is not None and not is_const(var) for var in parameters) or not all(isinstance(size, (int, np.integer))
@@ -103,10 +103,10 @@ def _resolve(index: int, size: int) -> int:
 
 
 def forward_stores(function: Function, mb: RewriteBuilder) -> int:
-    """Replace loads of a slice that was stored before by what was stored; returns how many ops changed.
+    """Replace loads of a slice by the value that was stored in it; return the number of changed ops.
 
-    Loads and stores of an entire value, as of `cache[:, :heads]`, are the value. Loads and stores that nothing reads
-    any more are left to the caller, who may need what they made.
+    Loads and stores of an entire value, such as `cache[:, :heads]` with all heads, are replaced by the value. Loads and
+    stores without users are not removed, because the caller may need their outputs.
     """
     changed = 0
     with BlockEditor() as editor:
@@ -146,7 +146,7 @@ def _is_entire(op: Operation) -> bool:
 
 
 def _drop_axes(mb: RewriteBuilder, var: Var, axes: tuple[int, ...]) -> Var:
-    """Return `var` without axes of one element: what was expanded, if it was made so."""
+    """Return `var` without axes of size 1: the operand of an expansion, if `var` is one, else a squeeze of it."""
     if not axes:
         return var
     op = var.op
@@ -157,9 +157,9 @@ def _drop_axes(mb: RewriteBuilder, var: Var, axes: tuple[int, ...]) -> Var:
 
 
 def join_stores(mb: RewriteBuilder, final: Var) -> list[tuple[int, int, Var]] | None:
-    """Return the parts of `final` if it is made of stores that cover all of one axis: (begin, end, value).
+    """Return the parts (begin, end, value) of `final` if it consists of stores that cover all of one axis.
 
-    Returns None if something of what was there before is left in it.
+    Returns None if `final` still contains a part of the initial value.
     """
     parts: dict[tuple[int, int], Var] = {}
     axes: set[int] = set()

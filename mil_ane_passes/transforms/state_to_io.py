@@ -1,4 +1,4 @@
-"""`--state-to-io`: states become inputs, and what they hold afterwards, or the new rows of it, becomes an output."""
+"""`--state-to-io`: states become inputs, and their final values, or only the new rows, become outputs."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ class RowWrite:
 
 @dataclass(frozen=True)
 class StateToIo(Transform):
-    """Makes inputs and outputs of the states `names`, or of all.
+    """Converts the states `names`, or all states, to inputs and outputs.
 
-    The input has the name of the state. The output is NAME_rows, the new rows alone, if all that is written is rows at
-    one place that an integer input states, as `PadShape` makes them; else NAME_new, all that the state holds.
+    The input has the name of the state. If only rows are written, at one position that an integer input states (as
+    after `PadShape`), the output is NAME_rows with the new rows only. Otherwise it is NAME_new with the entire state.
     """
 
     names: Sequence[str] = ()
     function: str | None = None
 
     def apply(self, draft: Draft) -> list[Draft]:
-        """Change in place. InputError for an unknown state, and for one that is used in a nested block."""
+        """Change the draft in place. Raises InputError for an unknown state, and for a state used in a nested block."""
         functions = draft.select_functions(self.function)
         known = {name for function in functions.values() for name in _list_states(function)}
         for name in self.names:
@@ -107,7 +107,7 @@ def _move_state(draft: Draft, name: str, function: Function, state: str) -> None
 
 
 def _join_parts(mb: RewriteBuilder, final: Var) -> Var:
-    """Return the parts side by side that a value is stored from, if they cover all of it; else the value."""
+    """Return a concat of the parts that were stored into a value, if they cover all of it; else the value."""
     stores = join_stores(mb, final)
     if stores is None or len(stores) < 2:
         return final
@@ -137,7 +137,7 @@ def _keep_value(state: Any, output: Any, feeds: Mapping[str, Any]) -> Any:
 def _make_writer(rows: RowWrite) -> Callable[[Any, Any, Mapping[str, Any]], Any]:
     def write(state: Any, output: Any, feeds: Mapping[str, Any]) -> Any:
         begin = int(np.reshape(feeds[rows.position], -1)[0]) + rows.offset
-        made = np.array(state, np.result_type(state, output))  # results at full precision keep it
+        made = np.array(state, np.result_type(state, output))  # keeps the precision of results at full precision
         place: list[Any] = [slice(None)] * made.ndim
         place[rows.axis] = slice(begin, begin + np.shape(output)[rows.axis])
         made[tuple(place)] = output
@@ -147,7 +147,7 @@ def _make_writer(rows: RowWrite) -> Callable[[Any, Any, Mapping[str, Any]], Any]
 
 
 def _find_rows(mb: RewriteBuilder, final: Var, initial: Var) -> tuple[Var, RowWrite] | None:
-    """Return the new rows of `final`, if nothing but rows at one place differs from `initial`; None otherwise."""
+    """Return the new rows of `final` if it differs from `initial` only in rows at one position; None otherwise."""
     parts = _list_parts(mb, final)
     writes = []
     for axis, begin, end, value in parts:
@@ -168,7 +168,7 @@ def _find_rows(mb: RewriteBuilder, final: Var, initial: Var) -> tuple[Var, RowWr
 
 
 def _list_parts(mb: RewriteBuilder, final: Var) -> list[tuple[int, int, int, Var]]:
-    """Return the parts that a value consists of: axis, begin, end, value."""
+    """Return the parts of a value: axis, begin, end, value."""
     stores = join_stores(mb, final)
     if stores is not None:
         return [(0, begin, end, value) for begin, end, value in stores]
@@ -180,7 +180,7 @@ def _list_parts(mb: RewriteBuilder, final: Var) -> list[tuple[int, int, int, Var
 
 
 def _is_part(old: Var, initial: Var, axis: int, begin: int, end: int, dropped: bool) -> bool:
-    """Return whether `old` is the part of the state that [begin, end) along an axis holds."""
+    """Return whether `old` is the part [begin, end) of the state along an axis."""
     if old is initial:
         return not dropped and (begin, end) == (0, int(initial.shape[axis]))
     op = old.op
@@ -191,7 +191,7 @@ def _is_part(old: Var, initial: Var, axis: int, begin: int, end: int, dropped: b
 
 
 def match_row_write(var: Var) -> RowWrite | None:
-    """Match `old * (1 - m) + new * m`, or `+ rows @ new`, where the rows m are at a place that an input states."""
+    """Match `old * (1 - m) + new * m`, or `+ rows @ new`, with a mask m of rows at a position that an input states."""
     if var.op is None or var.op.op_type != "add" or any(
             side.op is None or side.op.op_type not in ("mul", "matmul") for side in (var.op.x, var.op.y)):
         return None
@@ -217,7 +217,7 @@ def _is_one(var: Var) -> bool:
 
 
 def _find_place(rows: Var) -> tuple[str, int] | None:
-    """Return the integer input that states the first row of a one-hot matrix, and what is added to it."""
+    """Return the integer input that states the first row of a one-hot matrix, and the constant added to it."""
     var = rows
     while var.op is not None and var.op.op_type in ("cast", "expand_dims", "reshape"):
         var = var.op.x

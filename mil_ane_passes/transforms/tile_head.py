@@ -1,4 +1,4 @@
-"""The product that makes the logits, cut along its outputs into tiles, each of which is an output of its own."""
+"""Tiling of the product that computes the logits: it is cut along its outputs, and each tile is a separate output."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _OPTION = "--tile-output"
 
 @dataclass(frozen=True)
 class TileHead(Transform):
-    """Replaces the output `output` (..., width) by `count` outputs, OUTPUT_1 and so on, that are parts of it in order.
+    """Replaces the output `output` (..., width) by `count` outputs OUTPUT_1, OUTPUT_2, ..., its parts in order.
 
-    No concat is made: its result would be as long as the output, and above the limit of a chip off the ANE.
+    The parts are not concatenated: a result above a chip's limit on the width would be unsupported on the ANE again.
     """
 
     output: str
@@ -35,7 +35,7 @@ class TileHead(Transform):
     function: str | None = None
 
     def apply(self, draft: Draft) -> list[Draft]:
-        """Cut in place. InputError for an output that is no product with a stored weight, or cannot be cut so."""
+        """Cut in place. Raises InputError if the output is not a product with a stored weight or cannot be cut."""
         functions = draft.select_functions(self.function)
         known = {var.name for function in functions.values() for var in function.outputs}
         if self.output not in known:
@@ -77,7 +77,7 @@ class TileHead(Transform):
                                      f"into {self.count} outputs of at most {most:,}: {names[0]} to {names[-1]}"))
 
     def _find_product(self, whole: Var) -> tuple[Operation, str, int]:
-        """Return the op that makes the output, its input that is the weight, and the axis of that to cut."""
+        """Return the op that computes the output, the name of its weight input, and the weight's axis to cut."""
         op = whole.op
         if op is not None and op.op_type in ("linear", "matmul"):
             name = "weight" if op.op_type == "linear" else "y"
@@ -90,7 +90,7 @@ class TileHead(Transform):
                          "cut it along its outputs")
 
     def _list_bounds(self, weight: Var, axis: int) -> list[tuple[int, int]]:
-        """List the bounds of even tiles; those of a compressed weight end where its blocks do."""
+        """List the bounds of even tiles; tiles of a compressed weight end at block boundaries."""
         width, unit = int(weight.shape[axis]), find_cut_unit(weight, axis)
         if isinstance(unit, str):
             raise InputError(f"the output '{self.output}' cannot be cut: {unit}")

@@ -1,7 +1,7 @@
-"""Several steps of a recurrent model in one call: what each token computes by itself is computed for all at once.
+"""Several steps of a recurrent model in one call: ops that do not depend on the state run once for all tokens.
 
-This follows `StateToIo`: states are inputs, and what they hold afterwards are outputs. Ops between a state and what it
-holds afterwards run once for each token; those of other ops that read weights once for all.
+This transform runs after `StateToIo`: states are inputs, and their final values are outputs. Ops between a state and
+its final value run once for each token; other ops that read weights run once for all tokens.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _REDUCTIONS = frozenset({"reduce_max", "reduce_mean", "reduce_min", "reduce_sum"
 
 @dataclass(frozen=True)
 class UnrollSteps(Transform):
-    """Makes a function that takes `count` tokens of one that takes one: `ids` (1, 1) become (1, count).
+    """Converts a function for one token into a function for `count` tokens: `ids` (1, 1) become (1, count).
 
-    `states` maps inputs to the outputs that are the next call's values of these. Other outputs (1, 1, width) become
+    `states` maps inputs to the outputs that are their values in the next call. Other outputs (1, 1, width) become
     (1, count, width); other inputs are the same for all tokens.
     """
 
@@ -44,7 +44,10 @@ class UnrollSteps(Transform):
     count: int
 
     def apply(self, draft: Draft) -> list[Draft]:
-        """Change in place. InputError for token ids of another shape, and for an output without an axis of tokens."""
+        """Change the draft in place.
+
+        Raises InputError for token ids of another shape, and for an output without an axis of tokens.
+        """
         for name, function in draft.program.functions.items():
             _Unrolling(self, draft, name, function).apply()
         return [draft]
@@ -52,14 +55,14 @@ class UnrollSteps(Transform):
 
 @dataclass(frozen=True)
 class _Carried:
-    """A value that a step hands on to the next one: what is read of a state, and what takes its place."""
+    """A value that a step passes to the next one: the value read from a state, and the value that replaces it."""
 
     read: Var
     final: Var
 
 
 class _Values:
-    """The values of a variable for all tokens: one by one, joined along an axis, or both as far as they were needed."""
+    """The values of a variable for all tokens: a list, or joined along an axis; either form is built when needed."""
 
     def __init__(self, single: list[Var] | None = None, joined: Var | None = None, axis: int = 0) -> None:
         self.single, self.joined, self.axis = single, joined, axis
@@ -112,7 +115,8 @@ class _Unrolling:
                                            f"{ops} ops are computed for all tokens at once, the others for each"))
 
     def _list_carried(self, state: str, output: str) -> list[_Carried]:
-        """Return what is handed on by a state: parts of it, where these are read and written one by one."""
+        """Return the values that a state passes to the next step: its parts, if these are read and written one by one.
+        """
         start, final = self._function.inputs[state], self._outputs[output]
         entire = [_Carried(start, final)]
         op = final.op
@@ -131,7 +135,7 @@ class _Unrolling:
         return found
 
     def _order_ops(self, carried: Sequence[_Carried]) -> list[list[Operation]]:
-        """Return the ops in groups: those that a token computes from what it computed for the one before, together."""
+        """Return the ops in groups, in order; ops that depend on each other across tokens are in one group."""
         ops = [op for op in self._function.operations if op.op_type != "const"]
         place = {op: number for number, op in enumerate(ops)}
         needs: list[set[int]] = [{place[var.op] for var in get_read_vars(op) if var.op in place} for op in ops]
@@ -182,7 +186,7 @@ class _Unrolling:
         return self._get_single(var)[token] if var in self._values else var
 
     def _get_carried(self, each: _Carried, token: int, before: Mapping[Var, Var]) -> Var:
-        """Return what the token before left, in the form in which it is read."""
+        """Return the value that the previous token passed on, in the form in which it is read."""
         made = before.get(each.final)
         if made is None:  # what it is made of does not follow from the state
             made = self._get_single(each.final)[token - 1] if each.final in self._values else each.final
@@ -212,7 +216,7 @@ class _Unrolling:
         return values.joined
 
     def _run_joined(self, op: Operation) -> bool:
-        """Compute an op for all tokens at once; False if it does not treat each of them by itself."""
+        """Compute an op for all tokens at once; return False if it mixes tokens."""
         stepped = [(name, var) for name, var in op.inputs.items() if isinstance(var, Var) and var in self._values]
         if not stepped or any(isinstance(var, (list, tuple)) for var in op.inputs.values()) or op.blocks:
             return False
@@ -234,9 +238,9 @@ class _Unrolling:
         return True
 
     def _choose_axis(self, op: Operation, stepped: Sequence[tuple[str, Var]]) -> tuple[int, int] | None:
-        """Return the axis of tokens of what an op reads and of its output, if tokens do not mix; None otherwise.
+        """Return the token axis of an op's operands and that of its output if tokens do not mix; None otherwise.
 
-        Products with weights join values that are known one by one, the others follow what is joined already.
+        Products with weights join single values; other ops use the axis of operands that are already joined.
         """
         var, out = stepped[0][1], op.outputs[0]
         known = next((self._values[each].axis for _, each in stepped if self._values[each].joined is not None), None)
@@ -275,7 +279,7 @@ class _Unrolling:
         return None
 
     def _finish_output(self, var: Var, carried: Sequence[_Carried]) -> Var:
-        """Return what the function returns in the place of `var`: the last value of a state, or those of all tokens."""
+        """Return the output that replaces `var`: the last value of a state, or the joined values of all tokens."""
         name = var.name
         if var not in self._values:
             return var
@@ -295,7 +299,7 @@ class _Unrolling:
 
 
 def _find_components(needs: Sequence[set[int]]) -> list[list[int]]:
-    """Return the strongly connected components of a graph, those that others need first (Tarjan, without recursion)."""
+    """Return the strongly connected components of a graph in order of dependency (Tarjan, without recursion)."""
     index: dict[int, int] = {}
     low: dict[int, int] = {}
     stack: list[int] = []

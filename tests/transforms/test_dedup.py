@@ -166,8 +166,8 @@ def test_equal_bytes_of_another_dtype_stay(tmp_path):
 
 
 def test_bytes_are_compared_not_their_digests_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr("mil_ane_passes.package.duplicates._BlobReaders.digest", lambda self, ref: b"")
-    monkeypatch.setattr("mil_ane_passes.package.duplicates._BlobReaders.begin", lambda self, ref: b"")
+    monkeypatch.setattr("mil_ane_passes.package.duplicates._BlobReaders.compute_digest", lambda self, ref: b"")
+    monkeypatch.setattr("mil_ane_passes.package.duplicates._BlobReaders.read_prefix", lambda self, ref: b"")
     source = twins(tmp_path / "source.mlpackage", same=False)
     found = find_duplicates(WeightFiles(read_layout(source)), refs(source))
     assert [(len(group.places), group.nbytes) for group in found.equal] == [(2, 256)], "the biases, and no weight"
