@@ -378,7 +378,7 @@ def _merge_chips(reports: Sequence[LatencyReport], target: str) -> LatencyReport
     """Merge the reports of several chips, sorted by latency: the middle one, with ranges that cover all."""
     middle = reports[len(reports) // 2]
 
-    def widen(part: str) -> list[Any]:
+    def list_per_chip(part: str) -> list[Any]:
         return [
             replace(each, latency_low_us=min(getattr(report, part)[place].latency_low_us for report in reports),
                     latency_high_us=max(getattr(report, part)[place].latency_high_us for report in reports),
@@ -390,7 +390,7 @@ def _merge_chips(reports: Sequence[LatencyReport], target: str) -> LatencyReport
         latency_low_us=min(report.latency_low_us for report in reports),
         latency_high_us=max(report.latency_high_us for report in reports), extrapolated=True,
         by_chip=tuple(each for report in reports for each in report.by_chip),
-        functions=widen("functions"), partitions=widen("partitions"), ops=widen("ops"))
+        functions=list_per_chip("functions"), partitions=list_per_chip("partitions"), ops=list_per_chip("ops"))
 
 
 def _round_for_json(value: Any) -> Any:

@@ -190,12 +190,12 @@ def _measure_weights(
     """Measure the stored bytes of the weights of ops on the ANE, each once: in fp16, and compressed, by `form`."""
     seen: dict[Any, Work] = {}
 
-    def collect(work: Work) -> Work:
+    def collect_weights(work: Work) -> Work:
         if work.weight is not None and work.kind in _STORED_WEIGHT_KINDS:
             seen.setdefault(work.weight, work if form is None else form.apply(work))
         return work
 
-    estimate_latency(program, plan, target, change=collect)
+    estimate_latency(program, plan, target, change=collect_weights)
     dense = sum(work.weight_bytes for work in seen.values() if work.format == "dense")
     return dense, sum(work.weight_bytes for work in seen.values()) - dense
 

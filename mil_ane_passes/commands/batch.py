@@ -112,10 +112,10 @@ def _open_executor(arguments: argparse.Namespace) -> Iterator[dict[str, Executor
         return
     from .batch_executors import connect_to_dask
 
-    def say(text: str) -> None:
+    def print_message(text: str) -> None:
         print(f"mil-ane-passes: {escape_text(text)}", file=sys.stderr)
 
-    with connect_to_dask(arguments.dask, say=say) as executor:
+    with connect_to_dask(arguments.dask, say=print_message) as executor:
         yield {"executor": executor}
 
 

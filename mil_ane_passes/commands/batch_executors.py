@@ -72,10 +72,10 @@ class WorkerPool(Executor):
         os.environ.update(self._set)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        return self._threads.submit(self._run, fn, args, kwargs)
+        return self._threads.submit(self._run_in_pool, fn, args, kwargs)
 
-    def _run(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        pool = self._pool()
+    def _run_in_pool(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        pool = self._get_pool()
         try:
             return pool.submit(_run_interruptibly, fn, *args, **kwargs).result()
         except BrokenProcessPool as error:
@@ -87,7 +87,7 @@ class WorkerPool(Executor):
                                    f"in a script, {_GUARD}") from error
             raise
 
-    def _pool(self) -> ProcessPoolExecutor:
+    def _get_pool(self) -> ProcessPoolExecutor:
         """Return the executor of the calling thread."""
         pool: ProcessPoolExecutor | None = getattr(self._own, "pool", None)
         if pool is None:
@@ -248,7 +248,7 @@ class JobRunner:
         try:
             future = self._executor.submit(run_job, job)
         except (BrokenExecutor, RuntimeError) as error:
-            self._note(number, None, error)
+            self._record_result(number, None, error)
             return
         self._running[number] = future
         future.add_done_callback(lambda done: self._ended.put((number, done)))
@@ -260,13 +260,13 @@ class JobRunner:
             wait = False
             del self._running[number]
             try:
-                self._note(number, future.result(), None)
+                self._record_result(number, future.result(), None)
             except (KeyboardInterrupt, OptionsError):
                 raise
             except BaseException as error:  # that a future was cancelled is an Exception for some and none for others
-                self._note(number, None, error)
+                self._record_result(number, None, error)
 
-    def _note(self, number: int, done: BatchItem | None, error: BaseException | None) -> None:
+    def _record_result(self, number: int, done: BatchItem | None, error: BaseException | None) -> None:
         self._left -= 1
         item = self._report.items[number]
         if done is not None:
@@ -293,7 +293,7 @@ class JobRunner:
         while not self._ended.empty():
             number, future = self._ended.get()
             if not future.cancelled() and future.exception() is None:
-                self._note(number, future.result(), None)
+                self._record_result(number, future.result(), None)
 
 
 def _check_report_visible(item: BatchItem) -> None:

@@ -71,9 +71,9 @@ class Record:
         place = folder / RECORDS_FOLDER / output.relative_to(folder)
         self.path = place.with_name(f"{place.name}.json")
         self.report = place.with_name(f"{place.name}.report.json")
-        self.data = self._read()
+        self.data = self._read_file()
 
-    def _read(self) -> dict[str, Any]:
+    def _read_file(self) -> dict[str, Any]:
         try:
             data = json.loads(self.path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):
@@ -104,28 +104,28 @@ class Record:
         now = refresh_if_unchanged(self.data.get("files", {}), source)
         if now is not None and now != self.data["files"]:  # not to be read again the next time
             self.data["files"] = now
-            self._write(self.data)
+            self._write_file(self.data)
         return now is not None
 
     def start(self) -> None:
         """Record that the result may appear from now on."""
-        self._write({**self.data, "state": "started"})
+        self._write_file({**self.data, "state": "started"})
 
     def mark_failed(self, report: dict[str, Any] | None = None) -> None:
         """Record that no new result was written; an earlier one is still known. `report` has the reason."""
         if report is not None:
             write_text_atomically(self.report, json.dumps(report, allow_nan=False))
         if self.data or report is not None:
-            self._write({**self.data, "state": "failed"})
+            self._write_file({**self.data, "state": "failed"})
         else:
             self.path.unlink(missing_ok=True)
 
     def finish(self, report: dict[str, Any], **facts: Any) -> None:
         """Record that the result was written, and what it was made from."""
         write_text_atomically(self.report, json.dumps(report, allow_nan=False))
-        self._write({**facts, "state": "done", "outputs": collect_stamps(self.output)})
+        self._write_file({**facts, "state": "done", "outputs": collect_stamps(self.output)})
 
-    def _write(self, data: dict[str, Any]) -> None:
+    def _write_file(self, data: dict[str, Any]) -> None:
         write_text_atomically(
             self.path, json.dumps({**data, "schema": _SCHEMA, "tool": "mil-ane-passes"}, allow_nan=False)
         )

@@ -104,13 +104,14 @@ def calibrate(options: CalibrateOptions) -> CalibrateReport:
     inputs = UserInputs.of(options.feeds, options.ranges)
     model = open_source(options.src)
 
-    def make(program: Program) -> Any:
+    def make_plans(program: Program) -> Any:
         return inputs.plans(program, model.describe) if inputs else build_plans(program, DEFAULT_SEEDS, model.describe)
 
     rules = [rule for rule in get_all_rules().values() if _is_numerics_rule(rule)]
     try:
         with share_budget(options.max_steps, options.max_seconds, options.progress, options.max_memory):
-            found = calibrate_program(model.program, make, rules, target=options.target, progress=options.progress)
+            found = calibrate_program(model.program, make_plans, rules, target=options.target,
+                                      progress=options.progress)
     except InputError as error:
         if not inputs.ranges:
             raise

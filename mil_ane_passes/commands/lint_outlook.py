@@ -28,14 +28,14 @@ class SourceOutlook:
     target: str
 
     @synchronized_property
-    def _predict(self) -> Forecaster:
+    def _plan_forecaster(self) -> Forecaster:
         from .pipeline import make_forecaster
 
         return make_forecaster(self.target, self.source.package)
 
     @synchronized_property
     def _source_forecast(self) -> Forecast:
-        return self._predict(self.source.program)
+        return self._plan_forecaster(self.source.program)
 
     def forecast(self, passes: Sequence[str]) -> FixForecast | str:
         """Forecast the source rewritten by `passes`, named as in findings; the reason, where that is not done."""
@@ -58,11 +58,11 @@ class SourceOutlook:
         if measuring:
             return f"{measuring[0]} has to run the model to measure values"
         try:
-            after = self._predict(apply_and_verify(plan, self.source).after.copy.program)
+            after = self._plan_forecaster(apply_and_verify(plan, self.source).after.copy.program)
         except AnePassesError as error:
             # A report must not fail because a rewrite does: the forecast says why there is none.
             return f"the rewrite fails: {error}"
-        fault = Guard(self._predict).find_fault(self._source_forecast, after)
+        fault = Guard(self._plan_forecaster).find_fault(self._source_forecast, after)
         return FixForecast(self._source_forecast, after, "" if fault is None else fault.words)
 
     @synchronized

@@ -202,10 +202,10 @@ def command(options: Callable[P, O]) -> Callable[[Callable[[O], R]], Callable[P,
     the dataclass without waiting for that.
     """
 
-    def decorate(function: Callable[[O], R]) -> Callable[P, R]:
+    def decorate_command(function: Callable[[O], R]) -> Callable[P, R]:
         @synchronized
         @wraps(function)
-        def call(*arguments: P.args, **named: P.kwargs) -> R:
+        def call_command(*arguments: P.args, **named: P.kwargs) -> R:
             try:
                 made = options(*arguments, **named)
             except TypeError as error:  # wrong arguments: name the function, not the dataclass
@@ -226,11 +226,11 @@ def command(options: Callable[P, O]) -> Callable[[Callable[[O], R]], Callable[P,
         signature = inspect.signature(options)
         hints = {name: each.annotation for name, each in signature.parameters.items()}
         returned = function.__annotations__.get("return")
-        vars(call)["__signature__"] = signature.replace(return_annotation=returned)
-        call.__annotations__ = {**hints, "return": returned}
-        return call
+        vars(call_command)["__signature__"] = signature.replace(return_annotation=returned)
+        call_command.__annotations__ = {**hints, "return": returned}
+        return call_command
 
-    return decorate
+    return decorate_command
 
 
 def check_paths(options: Any) -> None:

@@ -79,12 +79,12 @@ def show_progress() -> Iterator[Callable[[str], None]]:
             yield note
         return
 
-    def say(text: str) -> None:
+    def show_line(text: str) -> None:
         sys.stderr.write(f"\r\x1b[K{escape_text(text)[:100]}")
         sys.stderr.flush()
 
     try:
-        yield say
+        yield show_line
     finally:
         sys.stderr.write("\r\x1b[K")
         sys.stderr.flush()
@@ -98,10 +98,10 @@ def _log_progress() -> Iterator[Callable[[str], None]]:
     """
     started, last, over = time.monotonic(), [""], threading.Event()
 
-    def note(text: str) -> None:
+    def note_progress(text: str) -> None:
         last[0] = text
 
-    def write() -> None:
+    def write_lines() -> None:
         while not over.wait(_LOG_INTERVAL):
             if not last[0]:
                 continue
@@ -109,10 +109,10 @@ def _log_progress() -> Iterator[Callable[[str], None]]:
                 passed = time.monotonic() - started
                 print(f"mil-ane-passes: {passed:.0f} s: {escape_text(last[0])}", file=sys.stderr, flush=True)
 
-    writer = threading.Thread(target=write, name="mil-ane-passes progress", daemon=True)
+    writer = threading.Thread(target=write_lines, name="mil-ane-passes progress", daemon=True)
     writer.start()
     try:
-        yield note
+        yield note_progress
     finally:
         over.set()
         writer.join()

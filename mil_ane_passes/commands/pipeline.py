@@ -78,7 +78,7 @@ def make_forecaster(target: str, package: Package | None = None) -> Forecaster:
     """Make the function that predicts programs for `target`; `package` describes the shapes of its inputs."""
     rules = [rule for rule in configure_rules(None).values() if rule.refuses]
 
-    def forecast(program: Program) -> Forecast:
+    def forecast_program(program: Program) -> Forecast:
         plan = predict_plan(program, rules, target=target, package=package)[0]
         found = replace(Forecast.of(plan), padded=sum(each.padded for each in list_buffers(program)),
                         peak=compute_peak_bytes(program))
@@ -87,7 +87,7 @@ def make_forecaster(target: str, package: Package | None = None) -> Forecaster:
                        latency_high_us=round(spent.latency_high_us, 3), latency_term=spent.term,
                        latency_extrapolated=spent.extrapolated, latencies=spent.by_chip)
 
-    return forecast
+    return forecast_program
 
 
 def make_guard(forecast: Forecaster, share: float | None) -> Guard | None:

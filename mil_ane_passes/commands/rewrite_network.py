@@ -242,14 +242,15 @@ def _verify_network(options: RewriteOptions, spec: Any, found: RewrittenNetwork)
         except InputError as error:
             return VerifyReport("different", promised.exactness, reason=str(error))
 
-    def describe(function: str) -> Any:
+    def get_description(function: str) -> Any:
         return spec.description
 
     inputs = UserInputs.of(options.feeds, options.ranges)
     try:
         return compare_programs(
             before, after, seeds=options.seeds, precisions=_CHECK_PRECISIONS, exactness=promised,
-            describe=describe, progress=options.progress, further=inputs.plans(before, describe), ranges=inputs.ranges)
+            describe=get_description, progress=options.progress, further=inputs.plans(before, get_description),
+            ranges=inputs.ranges)
     except (NotSupported, LimitReached) as lacking:
         return VerifyReport("not verified", promised.exactness, reason=str(lacking))
 

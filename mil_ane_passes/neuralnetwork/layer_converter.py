@@ -59,14 +59,14 @@ CONVERTERS: dict[str, LayerFunction] = {}
 def register_layer(*kinds: str) -> Callable[[LayerFunction], LayerFunction]:
     """Register the decorated function for layers of these kinds."""
 
-    def register(function: LayerFunction) -> LayerFunction:
+    def register_function(function: LayerFunction) -> LayerFunction:
         for kind in kinds:
             if kind in CONVERTERS:
                 raise ValueError(f"layer kind '{kind}' has two converters")
             CONVERTERS[kind] = function
         return function
 
-    return register
+    return register_function
 
 
 def get_layer_kind(layer: Any) -> str:
@@ -140,11 +140,11 @@ class LayerContext:
             leading = mb.slice_by_size(x=mb.shape(x=x), begin=[0], size=[x.rank - 3])
             flat = reshape_leading(x, 1, 3)
 
-            def restore(y: Var) -> Var:
+            def restore_rank(y: Var) -> Var:
                 sizes = mb.slice_by_size(x=mb.shape(x=y), begin=[1], size=[3])
                 return mb.reshape(x=y, shape=mb.concat(values=[leading, sizes], axis=0))
 
-            return flat, restore
+            return flat, restore_rank
         added = list(range(4 - x.rank))
         return mb.expand_dims(x=x, axes=added), lambda y: mb.squeeze(x=y, axes=added)
 

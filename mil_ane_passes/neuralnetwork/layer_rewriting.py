@@ -118,14 +118,14 @@ def rewrite_layer(
 ) -> Callable[[RewriteFunction], RewriteFunction]:
     """Register the decorated function as the rewrite of its name, for layers of these kinds."""
 
-    def register(function: RewriteFunction) -> RewriteFunction:
+    def register_function(function: RewriteFunction) -> RewriteFunction:
         name = function.__name__
         if name in _REWRITES:
             raise ValueError(f"two layer rewrites are called '{name}'")
         _REWRITES[name] = LayerRewrite(name, kinds, fixes, exactness, preset, moves, function)
         return function
 
-    return register
+    return register_function
 
 
 def get_layer_rewrites() -> dict[str, LayerRewrite]:

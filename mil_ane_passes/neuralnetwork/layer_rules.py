@@ -63,11 +63,11 @@ def layer_rule(
 ) -> Callable[[Check], Check]:
     """Register the decorated function as the check of a rule."""
 
-    def register(find: Check) -> Check:
+    def register_check(find: Check) -> Check:
         _RULES[code] = LayerRule(code, slug, summary, confidence, evidence, find, advice)
         return find
 
-    return register
+    return register_check
 
 
 def get_layer_rules() -> dict[str, LayerRule]:

@@ -188,10 +188,10 @@ class WeightFile:
         def read_packed() -> bytes:
             return self.read(blob.data, blob.nbytes)
 
-        def read() -> Array:
+        def read_elements() -> Array:
             return unpack_elements(np.frombuffer(read_packed(), np.uint8), dtype, math.prod(shape))
 
-        return LazyValue(read, shape, read_packed)
+        return LazyValue(read_elements, shape, read_packed)
 
     def make_ref(self, blob: Blob) -> BlobRef:
         """Return the reference to `blob` that consts carry."""

@@ -67,9 +67,9 @@ def make_op_example(
 
 def build_mask_program(kind: str) -> Program:
     """Build a program that computes two masks at run time and combines them with the logical op `kind`."""
-    def body(x: Var, z: Var) -> Var:
+    def build_body(x: Var, z: Var) -> Var:
         both = getattr(Builder, kind)(x=Builder.greater(x=x, y=np.float16(0)), y=Builder.greater(x=z, y=np.float16(0)))
         result: Var = Builder.cast(x=both, dtype="fp16", name="y")
         return result
 
-    return build_program(body, x=(2, 3), z=(2, 3))
+    return build_program(build_body, x=(2, 3), z=(2, 3))

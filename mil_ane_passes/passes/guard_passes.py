@@ -77,11 +77,11 @@ def make_undo_callback(
     if guard is None or not any(map(is_guarded, rules)):
         return None
 
-    def settle(original: Program, program: Program) -> None:
+    def undo_rewrites(original: Program, program: Program) -> None:
         for trace in undo_costly_rewrites(rules, original, program, settings, guard)[0]:
             _log.info("ane::%s reverted: %s", trace.rule, escape_text(trace.reverted))
 
-    return settle
+    return undo_rewrites
 
 
 def register_guard_passes(restore: Callable[[Session], Callable[[Program, Program], None] | None]) -> None:

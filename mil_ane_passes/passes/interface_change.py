@@ -72,10 +72,10 @@ def change_dtype(kind: Literal["input", "output", "state"], name: str, old: Any,
 
     Results at full precision, float64, keep it: they are not what a device returns.
     """
-    def convert(dtype: Any) -> Callable[[Any], Any]:
+    def make_converter(dtype: Any) -> Callable[[Any], Any]:
         return lambda value: value if np.asarray(value).dtype == np.float64 else np.asarray(value).astype(dtype)
 
-    return InterfaceChange(kind, name, name, "retyped", convert(new), convert(old))
+    return InterfaceChange(kind, name, name, "retyped", make_converter(new), make_converter(old))
 
 
 @dataclass(frozen=True)

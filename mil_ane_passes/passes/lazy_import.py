@@ -19,7 +19,7 @@ def make_lazy_getattr(package: str, homes: Mapping[str, str]) -> Callable[[str],
     A name whose home is `.name` is that submodule itself.
     """
 
-    def found(name: str) -> Any:
+    def import_name(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module '{package}' has no attribute '{name}'")
         with pause_garbage_collection():
@@ -29,4 +29,4 @@ def make_lazy_getattr(package: str, homes: Mapping[str, str]) -> Callable[[str],
         freeze_imported_objects()
         return value
 
-    return found
+    return import_name

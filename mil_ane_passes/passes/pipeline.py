@@ -282,12 +282,12 @@ def _make_graph_pass(name: str, rule: type[Rewrite]) -> type[AbstractGraphPass]:
         self.settings = inputs
 
     @synchronized
-    def apply(self: Any, prog: Program) -> None:
+    def apply_pass(self: Any, prog: Program) -> None:
         configured, target, strict = _configure_from_session(self, rule, prog)
         trace = try_rewrite(configured, prog, target, self.measure, strict)
         _log_trace(trace)
 
-    members: dict[str, Any] = {"__init__": __init__, "set_options": set_options, "apply": apply,
+    members: dict[str, Any] = {"__init__": __init__, "set_options": set_options, "apply": apply_pass,
                                "__doc__": rule.__doc__, "__module__": rule.__module__, "carried": {}}
     return type(name, (AbstractGraphPass,), members)
 
@@ -380,13 +380,13 @@ def _make_preset_pass(pass_id: str, preset: str, settings: Mapping[str, str]) ->
     parse_target(target)
     share = _read_max_growth(pass_id, settings)
 
-    def apply(self: Any, prog: Program) -> None:
+    def apply_pass(self: Any, prog: Program) -> None:
         guard = None if share is None or _GUARD_FACTORY[0] is None else _GUARD_FACTORY[0](target, share)
         for trace in apply_rewrites(select_rewrites(preset), prog, target=target, guard=guard, strict=strict):
             _log_trace(trace)
 
     doc = f"The preset {preset} as one pass."
-    return type(preset, (AbstractGraphPass,), {"apply": apply, "__doc__": doc, "__module__": __name__})
+    return type(preset, (AbstractGraphPass,), {"apply": apply_pass, "__doc__": doc, "__module__": __name__})
 
 
 def _log_trace(trace: PassTrace) -> None:

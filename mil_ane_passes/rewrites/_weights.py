@@ -61,13 +61,13 @@ def reshape_weight(mb: RewriteBuilder, var: Var, shape: tuple[int, ...]) -> Var:
     if is_const(var):
         return mb.reshaped(var, shape)
 
-    def make() -> Any:
+    def build_reshape() -> Any:
         with mb.at(mb.find_insertion_point(var), var.name):
             inputs = {name: _reshape_input(mb, var, name, bound, shape) for name, bound in var.op.inputs.items()
                       if bound is not None}
             return getattr(mb, var.op.op_type)(**inputs)
 
-    made: Var = mb.once(("reshaped", var, shape), make)
+    made: Var = mb.once(("reshaped", var, shape), build_reshape)
     return made
 
 

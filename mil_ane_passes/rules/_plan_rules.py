@@ -65,10 +65,10 @@ def make_chain_builder(spec: str, channels: int = 64, side: int = 512) -> Callab
 
     At 64 x 512 x 512 elements a tanh is predicted to save 0.18 ms on the ANE, at 1 x 8 x 8 next to nothing.
     """
-    def body(x: Var) -> Var:
+    def build_body(x: Var) -> Var:
         for number, kind in enumerate(spec):
             label = f"{kind}{number}"
             x = Builder.tanh(x=x, name=label) if kind == "t" else Builder.cumsum(x=x, axis=1, name=label)
         return x
 
-    return lambda: build_program(body, x=(1, channels, side, side))
+    return lambda: build_program(build_body, x=(1, channels, side, side))

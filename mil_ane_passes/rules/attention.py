@@ -135,12 +135,12 @@ def _count_largest(op: Operation) -> int | None:
 
 
 def _build_attention(heads: Any, dtype: Any = types.fp16) -> Program:
-    def body(q: Var, k: Var, v: Var) -> Var:
+    def build_body(q: Var, k: Var, v: Var) -> Var:
         result: Var = Builder.scaled_dot_product_attention(query=q, key=k, value=v, name="y")
         return result
 
     shape = (1, heads, 1, 64)
-    return build_program(body, opset=ct.target.iOS18, dtype=dtype, q=shape, k=shape, v=shape)
+    return build_program(build_body, opset=ct.target.iOS18, dtype=dtype, q=shape, k=shape, v=shape)
 
 
 def _iterate_attentions(block: Block) -> Iterator[Operation]:
@@ -157,13 +157,13 @@ def _to_number(extent: object) -> int:
 
 
 def _build_attentions(count: int) -> Program:
-    def body(q: Var, k: Var, v: Var) -> Var:
+    def build_body(q: Var, k: Var, v: Var) -> Var:
         for _ in range(count):
             q = Builder.scaled_dot_product_attention(query=q, key=k, value=v)
         result: Var = Builder.relu(x=q, name="y")
         return result
 
-    return build_program(body, opset=ct.target.iOS18, q=(1, 2, 3, 4), k=(1, 2, 5, 4), v=(1, 2, 5, 4))
+    return build_program(build_body, opset=ct.target.iOS18, q=(1, 2, 3, 4), k=(1, 2, 5, 4), v=(1, 2, 5, 4))
 
 
 class SequenceLinears(BlockRule):
@@ -215,12 +215,12 @@ def _is_on_sequence(op: Operation) -> bool:
 
 
 def _build_linears(count: int, shape: tuple[int, ...]) -> Program:
-    def body(x: Var) -> Var:
+    def build_body(x: Var) -> Var:
         for number in range(count):
             x = Builder.linear(x=x, weight=make_weight(8, 8), name=f"y{number}")
         return x
 
-    return build_program(body, x=shape)
+    return build_program(build_body, x=shape)
 
 
 class SoftmaxAxis(BlockRule):

@@ -72,13 +72,13 @@ def _build_branch(x: Var) -> Var:
 
 
 def _build_loop() -> Program:
-    def body(x: Var) -> Var:
+    def build_body(x: Var) -> Var:
         outputs: tuple[Var, ...] = Builder.while_loop(
             _cond=lambda i, a: Builder.less(x=i, y=np.int32(3)),
             _body=lambda i, a: (Builder.add(x=i, y=np.int32(1)), Builder.relu(x=a)), loop_vars=(np.int32(0), x))
         return outputs[1]
 
-    return build_program(body, dtype=types.fp16, x=(2, 3))
+    return build_program(build_body, dtype=types.fp16, x=(2, 3))
 
 
 class CustomLayer(BlockRule):
@@ -190,13 +190,13 @@ class DataDependentShape(Rule):
 
 
 def _build_flatten() -> Program:
-    def body(x: Var) -> Var:
+    def build_body(x: Var) -> Var:
         extent = Builder.gather(x=Builder.shape(x=x), indices=np.int32(0), axis=0)
         size = Builder.concat(values=[Builder.expand_dims(x=extent, axes=[0]), np.array([-1], np.int32)], axis=0)
         result: Var = Builder.reshape(x=x, shape=size, name="y")
         return result
 
-    return build_program(body, dtype=types.fp16, x=(None, 3, 4))
+    return build_program(build_body, dtype=types.fp16, x=(None, 3, 4))
 
 
 def _find_split_points(op: Operation) -> _SplitPoints:

@@ -276,13 +276,13 @@ def _is_palettized(var: Var) -> bool:
 
 
 def _build_palettized_conv(stride: int) -> Program:
-    def body(x: Var) -> Var:
+    def build_body(x: Var) -> Var:
         indices = (np.arange(4 * 2 * 16) % 4).reshape(4, 2, 4, 4).astype(np.uint8)
         stored = Builder.constexpr_lut_to_dense(indices=indices, lut=make_weight(1, 1, 1, 1, 256, 1))
         result: Var = Builder.conv(x=x, weight=stored, strides=[stride, stride], name="y")
         return result
 
-    return build_program(body, opset=ct.target.iOS18, x=(1, 2, 16, 16))
+    return build_program(build_body, opset=ct.target.iOS18, x=(1, 2, 16, 16))
 
 
 class WideKernelSlow(Rule):
@@ -444,9 +444,9 @@ class ConvCount(PlanRule):
 
 
 def _build_convs(count: int) -> Program:
-    def body(x: Var) -> Var:
+    def build_body(x: Var) -> Var:
         for number in range(count):
             x = Builder.conv(x=x, weight=make_weight(4, 4, 1, 1), name=f"conv{number}")
         return x
 
-    return build_program(body, x=(1, 4, 8, 8))
+    return build_program(build_body, x=(1, 4, 8, 8))

@@ -150,13 +150,13 @@ def _find_coreml_message(op: Operation) -> str | None:
 
 def _build_wrapped_gather() -> Program:
     """Build the ops that coremltools writes so that negative indices count from the end."""
-    def body(ids: Var) -> Var:
+    def build_body(ids: Var) -> Var:
         wrapped = Builder.add(x=ids, y=np.int32(16))
         ids = Builder.select(cond=Builder.greater_equal(x=ids, y=np.int32(0)), a=ids, b=wrapped)
         result: Var = Builder.gather(x=make_weight(16, 4), indices=Builder.cast(x=ids, dtype="int16"), axis=0, name="y")
         return result
 
-    return build_program(body, dtype=types.int32, ids=(3,))
+    return build_program(build_body, dtype=types.int32, ids=(3,))
 
 
 class IntInputs(BlockRule):
@@ -242,12 +242,12 @@ def _name_first_reader(cast: Operation) -> str:
 
 
 def _build_internal_integers() -> Program:
-    def body(x: Var) -> Var:
+    def build_body(x: Var) -> Var:
         rows = Builder.reduce_argmax(x=x, axis=-1)
         result: Var = Builder.gather(x=make_weight(8, 4), indices=rows, axis=0, name="y")
         return result
 
-    return build_program(body, x=(3, 8))
+    return build_program(build_body, x=(3, 8))
 
 
 class Fp32ComputeLeft(BlockRule):
@@ -318,22 +318,22 @@ def _format_fp32_note(members: list[Operation], fix: str) -> str:
 
 
 def _build_chain(dtype: object, island: bool) -> Program:
-    def body(x: Var) -> Var:
+    def build_body(x: Var) -> Var:
         inner = Builder.cast(x=x, dtype="fp32") if island else x
         inner = Builder.exp(x=Builder.relu(x=inner))
         result: Var = Builder.cast(x=inner, dtype="fp16", name="y") if island else Builder.abs(x=inner, name="y")
         return result
 
-    return build_program(body, dtype=dtype, x=(2, 3))
+    return build_program(build_body, dtype=dtype, x=(2, 3))
 
 
 def _build_interface_casts() -> Program:
-    def body(x: Var) -> Var:
+    def build_body(x: Var) -> Var:
         inner = Builder.add(x=Builder.cast(x=x, dtype="fp16"), y=np.float16(1))
         result: Var = Builder.cast(x=inner, dtype="fp32", name="y")
         return result
 
-    return build_program(body, dtype=types.fp32, x=(2, 3))
+    return build_program(build_body, dtype=types.fp32, x=(2, 3))
 
 
 def _check_integer_support(op: Operation) -> bool | None:

@@ -182,11 +182,11 @@ class RuntimeGather(Rule):
 
 
 def _build_gather(table: np.ndarray[Any, Any], opset: object = ct.target.iOS17) -> Program:
-    def body(ids: Var) -> Var:
+    def build_body(ids: Var) -> Var:
         result: Var = Builder.gather(x=table, indices=ids, axis=0, name="y")
         return result
 
-    return build_program(body, opset=opset, dtype=types.int32, ids=(3,))
+    return build_program(build_body, opset=opset, dtype=types.int32, ids=(3,))
 
 
 class RuntimeSlice(Rule):
@@ -445,13 +445,13 @@ def _describe_topk(op: Operation) -> str:
 
 
 def _build_topk_gather() -> Program:
-    def body(x: Var) -> Var:
+    def build_body(x: Var) -> Var:
         _, indices = Builder.topk(x=x, k=2, axis=-1)
         table = np.arange(32, dtype=np.float16).reshape(4, 8)
         result: Var = Builder.gather_along_axis(x=Builder.mul(x=x, y=table), indices=indices, axis=-1, name="y")
         return result
 
-    return build_program(body, x=(4, 8))
+    return build_program(build_body, x=(4, 8))
 
 
 class TopkInTheMiddle(PlanRule):
@@ -507,10 +507,10 @@ class TopkInTheMiddle(PlanRule):
 
 
 def _build_topk_chain(spec: str) -> Program:
-    def body(x: Var) -> Var:
+    def build_body(x: Var) -> Var:
         for number, kind in enumerate(spec):
             label = f"{kind}{number}"
             x = Builder.tanh(x=x, name=label) if kind == "t" else Builder.topk(x=x, k=500, axis=-1, name=label)[0]
         return x
 
-    return build_program(body, x=(1, 64, 512, 512))
+    return build_program(build_body, x=(1, 64, 512, 512))

@@ -174,11 +174,11 @@ def _count_moved_bytes(op: Operation) -> int:
 
 
 def _build_transpose(perm: tuple[int, ...], side: int) -> Program:
-    def body(x: Var) -> Var:
+    def build_body(x: Var) -> Var:
         result: Var = Builder.transpose(x=x, perm=list(perm), name="y")
         return result
 
-    return build_program(body, x=(1, 64, side, side))
+    return build_program(build_body, x=(1, 64, side, side))
 
 
 class TinyTensors(PlanRule):

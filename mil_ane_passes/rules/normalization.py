@@ -55,13 +55,13 @@ class GroupNormRank5(Rule):
 
 
 def _build_group_norm(*shape: int) -> Program:
-    def body(x: Var) -> Var:
+    def build_body(x: Var) -> Var:
         split = Builder.reshape(x=x, shape=list(shape))
         mean = Builder.reduce_mean(x=split, axes=list(range(len(shape) - 3, len(shape))), keep_dims=True)
         result: Var = Builder.reshape(x=Builder.sub(x=split, y=mean), shape=[1, 8, 6, 6], name="y")
         return result
 
-    return build_program(body, x=(1, 8, 6, 6))
+    return build_program(build_body, x=(1, 8, 6, 6))
 
 
 class LayerNormFlexible(PlanRule):

@@ -373,7 +373,7 @@ def _build_other_clip(x: Var) -> Var:
 
 
 def _build_hard_swish(rank: int, fused: bool) -> Program:
-    def body(x: Var) -> Var:
+    def build_body(x: Var) -> Var:
         made = Builder.linear(x=x, weight=make_weight(4, 8)) if rank == 2 else \
             Builder.matmul(x=x, y=make_weight(8, 4))
         if fused:
@@ -385,4 +385,4 @@ def _build_hard_swish(rank: int, fused: bool) -> Program:
         result = Builder.mul(x=made, y=Builder.mul(x=gate, y=np.float16(1 / 6)), name="y")
         return result
 
-    return build_program(body, x=(2, 8) if rank == 2 else (1, 1, 2, 8))
+    return build_program(build_body, x=(2, 8) if rank == 2 else (1, 1, 2, 8))

@@ -55,7 +55,7 @@ class DimensionLimit(BlockRule):
             return
         judged: dict[tuple[int, ...], tuple[int, ExceededLimit] | None] = {}
 
-        def large(shape: Shape) -> bool:
+        def exceeds_limit(shape: Shape) -> bool:
             extents = _to_numeric_shape(shape)
             if max(extents, default=0) <= shortest.most:
                 return False
@@ -63,7 +63,7 @@ class DimensionLimit(BlockRule):
                 judged[extents] = _find_longest_over_limit(extents, looked_at)
             return judged[extents] is not None
 
-        for ops, var in group_ops_by_large_values(block, large):
+        for ops, var in group_ops_by_large_values(block, exceeds_limit):
             found = judged[_to_numeric_shape(var.shape)]
             if found is None:
                 continue
@@ -129,11 +129,11 @@ def _format_coreml_message(var: Var, m4: bool, older: bool) -> str | None:
 
 
 def _build_relu_sqrt(*shape: int) -> Program:
-    def body(x: Var) -> Var:
+    def build_body(x: Var) -> Var:
         result: Var = Builder.sqrt(x=Builder.relu(x=x), name="y")
         return result
 
-    return build_program(body, x=shape)
+    return build_program(build_body, x=shape)
 
 
 class RankAbove5(BlockRule):
@@ -167,13 +167,13 @@ class RankAbove5(BlockRule):
 
 
 def _build_window_partition(*shape: int) -> Program:
-    def body(x: Var) -> Var:
+    def build_body(x: Var) -> Var:
         split = Builder.reshape(x=x, shape=list(shape))
         turned = Builder.transpose(x=split, perm=[*range(len(shape) - 2), len(shape) - 1, len(shape) - 2])
         result: Var = Builder.reshape(x=turned, shape=[1, 8, 8, 3], name="y")
         return result
 
-    return build_program(body, x=(1, 8, 8, 3))
+    return build_program(build_body, x=(1, 8, 8, 3))
 
 
 class MatmulInnerDimension(Rule):

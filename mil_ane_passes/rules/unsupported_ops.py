@@ -460,21 +460,21 @@ def _build_unary_op(kind: str) -> Program:
 
 
 def _build_dynamic_range() -> Program:
-    def body(n: Var) -> Var:
+    def build_body(n: Var) -> Var:
         counted = Builder.range_1d(start=np.int32(0), end=Builder.squeeze(x=n), step=np.int32(1))
         result: Var = Builder.cast(x=counted, dtype="fp16", name="y")
         return result
 
-    return build_program(body, dtype=types.int32, n=(1,))
+    return build_program(build_body, dtype=types.int32, n=(1,))
 
 
 def _build_noise() -> Program:
-    def body(x: Var) -> Var:
+    def build_body(x: Var) -> Var:
         noise = Builder.random_normal(shape=[2, 3], mean=np.float16(0), stddev=np.float16(1), seed=1)
         result: Var = Builder.add(x=x, y=noise, name="y")
         return result
 
-    return build_program(body, x=(2, 3))
+    return build_program(build_body, x=(2, 3))
 
 
 def _build_crop_resize(x: Var) -> Var:

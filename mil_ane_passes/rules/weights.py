@@ -99,23 +99,23 @@ def _has_blocks(op: Operation, var: Var) -> bool:
 def _build_int8_conv(scale: tuple[int, ...]) -> Program:
     data: np.ndarray[Any, Any] = (np.arange(32) % 15 - 7).reshape(4, 8, 1, 1).astype(np.int8)
 
-    def body(x: Var) -> Var:
+    def build_body(x: Var) -> Var:
         stored = Builder.constexpr_blockwise_shift_scale(data=data, scale=make_weight(*scale) + np.float16(1))
         result: Var = Builder.conv(x=x, weight=stored, name="y")
         return result
 
-    return build_program(body, opset=ct.target.iOS18, x=(1, 8, 5, 6))
+    return build_program(build_body, opset=ct.target.iOS18, x=(1, 8, 5, 6))
 
 
 def _build_affine_linear() -> Program:
-    def body(x: Var) -> Var:
+    def build_body(x: Var) -> Var:
         stored = Builder.constexpr_affine_dequantize(
             quantized_data=np.arange(32, dtype=np.int8).reshape(4, 8), zero_point=np.int8(0), axis=0,
             scale=np.float16(0.5))
         result: Var = Builder.linear(x=x, weight=stored, name="y")
         return result
 
-    return build_program(body, x=(3, 8))
+    return build_program(build_body, x=(3, 8))
 
 
 class PerBlockInt8(Rule):

@@ -72,13 +72,13 @@ def _apply_to_example(rule: Rewrite, example: Example, program: Program) -> Pass
 
 
 def _make_measure(example: Example) -> Measure | None:
-    def make(program: Program) -> list[Plan]:
+    def make_plans(program: Program) -> list[Plan]:
         state = make_state(program.functions["main"], 0)
         drawn = next(feeds for label, feeds in _iterate_feeds(program, example) if label == NORMAL_DRAWS)
         mirrored = {name: -value if value.dtype.kind == "f" else value for name, value in drawn.items()}
         return [Plan("main", NORMAL_DRAWS, drawn, state), Plan("main", "their opposites", mirrored, state)]
 
-    return make_measurer(make) if example.measured else None
+    return make_measurer(make_plans) if example.measured else None
 
 
 def check_required_fields(rule: type[Rule], tmp_path: Path) -> None:
@@ -129,24 +129,24 @@ def check_neighbouring_ops(rule: type[Rule], tmp_path: Path) -> None:
         return
     others = list_representative_op_types()
 
-    def kinds(number: int) -> list[str]:
+    def list_kinds(number: int) -> list[str]:
         turn = [others[(number * _TYPES_PER_INPUT + step) % len(others)] for step in range(_TYPES_PER_INPUT)]
         return [*_DISSIMILAR_PRODUCERS, *turn]
 
-    found = list(iterate_neighbour_failures(rule, kinds, fires=True))
+    found = list(iterate_neighbour_failures(rule, list_kinds, fires=True))
     assert not found, "\n".join(found)
 
 
 def iterate_neighbour_failures(rule: type[Rule], kinds: Callable[[int], Sequence[str]], fires: bool | None = None
                                ) -> Iterator[str]:
     """Describe how matching fails when ops of `kinds` are next to those of the rule's examples (that fire)."""
-    def answer(configured: Rule, program: Program) -> None:
+    def run_match(configured: Rule, program: Program) -> None:
         for _ in iterate_hits_and_misses(
             configured, program, measure=_make_assumed_ranges if configured.measures else None
         ):
             pass
 
-    yield from iterate_failures(((example.name, example.build(), partial(answer, configured))
+    yield from iterate_failures(((example.name, example.build(), partial(run_match, configured))
                                  for configured, example in _iterate_examples(rule, fires)), kinds)
 
 
@@ -277,7 +277,7 @@ def check_save_and_load(rule: type[Rule], tmp_path: Path) -> None:
     This includes programs with symbolic sizes in which later ops use the rewritten values: a file does not name
     symbols.
     """
-    for number, (configured, example, program) in enumerate(_saved(rule)):
+    for number, (configured, example, program) in enumerate(_iterate_saved_examples(rule)):
         made = [var for _, op in iterate_ops(program) for var in op.outputs if types.is_tensor(var.sym_type)]
         if any(var.rank > _MAX_RANK for var in made):
             continue  # coremltools converts it only once it is rewritten
@@ -298,7 +298,7 @@ def check_save_and_load(rule: type[Rule], tmp_path: Path) -> None:
         _assert_equivalent(before, again.program, example, _make_strictness(configured, configured.exactness))
 
 
-def _saved(rule: type[Rule]) -> Iterator[tuple[Rewrite, Example, Program]]:
+def _iterate_saved_examples(rule: type[Rule]) -> Iterator[tuple[Rewrite, Example, Program]]:
     """Yield each example that fires, and the first of them that can be built with symbolic sizes, continued."""
     pending = True
     for configured, example in _iterate_firing_examples(rule):

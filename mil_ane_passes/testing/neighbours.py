@@ -77,13 +77,13 @@ def _make_pool_inputs(shape: Shape, given: MakeValue) -> Inputs:
 
 
 def _make_recurrent_recipe(gates: int, *states: str) -> Recipe:
-    def recipe(shape: Shape, given: MakeValue) -> Inputs:
+    def make_inputs(shape: Shape, given: MakeValue) -> Inputs:
         steps, batch, hidden = shape
         return {"x": given((steps, batch, 3)), **{state: given((batch, hidden)) for state in states},
                 "weight_ih": _make_weights(gates * hidden, 3), "weight_hh": _make_weights(gates * hidden, hidden),
                 "output_sequence": True}
 
-    return recipe
+    return make_inputs
 
 
 def _make_cond_inputs(shape: Shape, given: MakeValue) -> Inputs:
@@ -292,7 +292,7 @@ class NeighbourBuilder:
         if op_type == FUNCTION_INPUT:
             return _make_placeholder(shape, dtype)
         for read in (dtype, types.fp16) if dtype == types.bool else (dtype,):
-            for var in self._build(op_type, tuple(shape), read):
+            for var in self._build_op(op_type, tuple(shape), read):
                 if not types.is_list(var.sym_type) and var.dtype == dtype and tuple(var.shape) == tuple(shape):
                     return var
         return None
@@ -305,7 +305,7 @@ class NeighbourBuilder:
         for number, shape in enumerate(_iterate_result_shapes(tuple(source.shape))):
             if number not in _READABLE_SHAPES.get(key, (number,)):
                 continue
-            for var in self._build(op_type, shape, source.dtype):
+            for var in self._build_op(op_type, shape, source.dtype):
                 if any(source is read for read in var.op.get_flattened_inputs()):
                     _READABLE_SHAPES[key] = (number,)
                     made: Operation = var.op
@@ -313,12 +313,12 @@ class NeighbourBuilder:
         _READABLE_SHAPES.setdefault(key, ())
         return None
 
-    def _build(self, op_type: str, shape: Shape, dtype: Any) -> list[Var]:
-        def given(wanted: Shape, kind: Any = None) -> Var:
-            return self._value(tuple(wanted), kind or dtype)
+    def _build_op(self, op_type: str, shape: Shape, dtype: Any) -> list[Var]:
+        def make_operand(wanted: Shape, kind: Any = None) -> Var:
+            return self._make_value(tuple(wanted), kind or dtype)
 
         try:
-            inputs = _make_op_inputs(op_type, shape, given)
+            inputs = _make_op_inputs(op_type, shape, make_operand)
             made = getattr(Builder, op_type)(**inputs, before_op=self._anchor)
         except Exception:  # coremltools has no such op for this shape and dtype in this opset
             self._has_failed = True
@@ -331,7 +331,7 @@ class NeighbourBuilder:
             remove_failed_ops(program)
             self._has_failed = False
 
-    def _value(self, shape: Shape, dtype: Any) -> Var:
+    def _make_value(self, shape: Shape, dtype: Any) -> Var:
         source = self._source
         if source is not None and tuple(source.shape) == shape and source.dtype == dtype:
             return source

@@ -53,13 +53,14 @@ def _rebuild_op(op: Operation, env: Mapping[Var, Var], substitute: Substitute | 
 
 
 def _rebuild_block_op(op: Operation, env: Mapping[Var, Var], substitute: Substitute | None) -> Any:
-    def inner(number: int) -> Callable[..., Any]:
+    def make_block_builder(number: int) -> Callable[..., Any]:
         block = op.blocks[number]
         return lambda *given: _unwrap_single(inline_block(block, {**env, **dict(zip(block.inputs, given))}, substitute))
 
     if op.op_type == "cond":
-        return Builder.cond(pred=env[op.pred], _true_fn=inner(0), _false_fn=inner(1))
-    return Builder.while_loop(_cond=inner(0), _body=inner(1), loop_vars=tuple(env[var] for var in op.loop_vars))
+        return Builder.cond(pred=env[op.pred], _true_fn=make_block_builder(0), _false_fn=make_block_builder(1))
+    return Builder.while_loop(_cond=make_block_builder(0), _body=make_block_builder(1),
+                              loop_vars=tuple(env[var] for var in op.loop_vars))
 
 
 def _unwrap_single(made: list[Var]) -> Any:
@@ -93,7 +94,7 @@ def make_nested(program: Program) -> Program:
     """Nest the body inside a `cond`, once in each branch."""
     source = program.functions["main"]
 
-    def body(env: dict[Var, Var]) -> list[Var]:
+    def build_body(env: dict[Var, Var]) -> list[Var]:
         first = next(iter(env.values()))
         total = Builder.reduce_sum(x=Builder.cast(x=first, dtype="fp32"), axes=list(range(first.rank)),
                                    keep_dims=False)
@@ -103,7 +104,7 @@ def make_nested(program: Program) -> Program:
             _false_fn=lambda: tuple(inline_block(source, dict(env))))
         return list(result) if isinstance(result, (list, tuple)) else [result]
 
-    return _rebuild_program(program, body)
+    return _rebuild_program(program, build_body)
 
 
 def make_repeated(program: Program, times: int = 3) -> Program:
@@ -162,13 +163,13 @@ def make_symbolic(program: Program, axes: tuple[int, ...]) -> Program | None:
     """Rebuild the program with symbolic dimensions at `axes` of each input; None if it cannot be built so."""
     source = program.functions["main"]
 
-    def shape(var: Var) -> list[Any]:
+    def get_shape(var: Var) -> list[Any]:
         free = {axis % var.rank for axis in axes}
         return [get_new_symbol() if number in free and not is_symbolic(extent) else extent
                 for number, extent in enumerate(var.shape)]
 
     try:
-        return _rebuild_program(program, lambda env: inline_block(source, env), shape)
+        return _rebuild_program(program, lambda env: inline_block(source, env), get_shape)
     except (AssertionError, ValueError, TypeError, IndexError):  # e.g. a constant output_shape: fixed by its nature
         return None
 
@@ -214,12 +215,12 @@ def make_compressed(program: Program, kind: str) -> Program | None:
     """Compress every constant `weight` of rank 3 and more; None if the program has no such weight."""
     found = False
 
-    def substitute(op: Operation, name: str, var: Var) -> Var | None:
+    def substitute_weight(op: Operation, name: str, var: Var) -> Var | None:
         nonlocal found
         if name != "weight" or not is_const(var) or var.rank < 3:
             return None
         found = True
         return COMPRESSIONS[kind](np.asarray(var.val))
 
-    built = _rebuild_program(program, lambda env: inline_block(program.functions["main"], env, substitute))
+    built = _rebuild_program(program, lambda env: inline_block(program.functions["main"], env, substitute_weight))
     return built if found else None

@@ -68,10 +68,10 @@ class Patch:
 
     def op(self, *kinds: str) -> Callable[[_Function], _Function]:
         """Register a lowering for torch op kinds: `"index_put"`, `"where.scalarother"`."""
-        def register(lowering: _Function) -> _Function:
+        def register_lowering(lowering: _Function) -> _Function:
             self.ops.update(dict.fromkeys(kinds, lowering))
             return lowering
-        return register
+        return register_lowering
 
     def wrap_lowerings(self, function: Callable[[Lowering, Any, Any], None]) -> Callable[[Lowering, Any, Any], None]:
         """Register a function that is called in place of every lowering, except those that the user registered."""
@@ -84,10 +84,10 @@ class Patch:
         Several patches may replace the same function: each is called with the function of the previous patch, by name,
         as coremltools' function.
         """
-        def register(function: _Function) -> _Function:
+        def register_replacement(function: _Function) -> _Function:
             self.replacements.append(Replacement(module, attribute, function))
             return function
-        return register
+        return register_replacement
 
     def probe(self, function: Callable[[], str | None]) -> Callable[[], str | None]:
         """Register the probe: it returns what coremltools does wrong, as text, or None when coremltools is correct.

@@ -38,12 +38,12 @@ def lower_by_decomposition(context: Any, node: Any) -> None:
     tensors: list[Var] = []
     template = [_replace_tensors_by_slots(argument, tensors) for argument in (*arguments, *keywords.values())]
 
-    def run(*given: Any) -> Any:
+    def run_template(*given: Any) -> Any:
         filled = [_fill_slots(entry, given) for entry in template]
         return packet(*filled[:len(arguments)], **dict(zip(keywords, filled[len(arguments):], strict=True)))
 
     graphs = [
-        _trace_decomposition(run, tensors, hint, node)
+        _trace_decomposition(run_template, tensors, hint, node)
         for hint in (_FLEXIBLE_SIZE_HINTS if any(map(_has_flexible_size, tensors)) else _FLEXIBLE_SIZE_HINTS[:1])
     ]
     if len({graph.code + str(list(graph._buffers)) for graph in graphs}) > 1:

@@ -51,12 +51,12 @@ def find_first_difference(
     values = _run_script if isinstance(module.model, torch.jit.ScriptModule) else _run_exported
     found: list[GraphValue] = []
 
-    def run(given: Any, arguments: Sequence[Any]) -> Any:
+    def run_model(given: Any, arguments: Sequence[Any]) -> Any:
         returned, parts = values(module.model, given, arguments)
         found.extend(parts)
         return returned
 
-    module.run_instead(run, feeds, state)
+    module.run_instead(run_model, feeds, state)
     try:
         mine = compiled.run_with_values(feeds, {name: value.copy() for name, value in state.items()})
     except InputError:
@@ -148,16 +148,16 @@ def _map_in_place_names(graph: Any, model: Any) -> dict[str, str]:
     """
     from coremltools.converters.mil.frontend.torch import internal_graph
 
-    def results(of: Any, in_place: bool) -> dict[tuple[str, str], list[str]]:
+    def list_results(of: Any, in_place: bool) -> dict[tuple[str, str], list[str]]:
         found: dict[tuple[str, str], list[str]] = {}
         for node in of.nodes():
             if node.outputsSize() == 1 and node.kind().endswith("_") == in_place:
                 found.setdefault((node.kind().rstrip("_"), node.sourceRange()), []).append(node.output().debugName())
         return found
 
-    written = results(graph, in_place=True)
+    written = list_results(graph, in_place=True)
     known = {value.debugName() for node in graph.nodes() for value in node.outputs()}
-    built = results(internal_graph._expand_and_optimize_ir(model)[0], in_place=False)
+    built = list_results(internal_graph._expand_and_optimize_ir(model)[0], in_place=False)
     pairs = ((names, [name for name in built.get(key, []) if name not in known]) for key, names in written.items())
     return {name: other for names, others in pairs if len(names) == len(others)
             for name, other in zip(names, others, strict=True)}

@@ -194,11 +194,11 @@ def result_type(*operands: Var) -> Any:
 
     The dtype of a tensor has priority over that of scalars (rank 0) of the same category.
     """
-    def highest(group: Sequence[Var]) -> int:
+    def find_highest(group: Sequence[Var]) -> int:
         return max((_PROMOTION_ORDER.index(x.dtype) for x in group), default=-1)
 
-    ranked = highest([x for x in operands if x.rank > 0])
-    scalar = highest([x for x in operands if x.rank == 0])
+    ranked = find_highest([x for x in operands if x.rank > 0])
+    scalar = find_highest([x for x in operands if x.rank == 0])
     chosen = scalar if ranked < 0 or _get_dtype_category(scalar) > _get_dtype_category(ranked) else ranked
     return _PROMOTION_ORDER[chosen]
 

@@ -42,11 +42,11 @@ class ProgramRunner:
         """Return the value of each op of the function itself (not of nested blocks), by name."""
         found: dict[str, Array] = {}
 
-        def observer(op: Any, var: Any, value: Any) -> None:
+        def record_value(op: Any, var: Any, value: Any) -> None:
             if op.enclosing_block is self.function and hasattr(value, "numpy"):
                 found[var.name] = value.numpy().copy()
 
-        Runtime(self._program, observer=observer)(self._cast_feeds(feeds), state)
+        Runtime(self._program, observer=record_value)(self._cast_feeds(feeds), state)
         return found
 
     def _cast_feeds(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
@@ -108,8 +108,8 @@ def _pack_tuples(model: Any, tensors: Iterable[Any]) -> list[Any]:
     """Pack tensors into the tuples that a TorchScript module expects; coremltools makes an input of each tensor."""
     rest = iter(tensors)
 
-    def taken(kind: Any) -> Any:
-        return tuple(map(taken, kind.elements())) if kind.kind() == "TupleType" else next(rest)
+    def pack_kind(kind: Any) -> Any:
+        return tuple(map(pack_kind, kind.elements())) if kind.kind() == "TupleType" else next(rest)
 
-    placed = [taken(value.type()) for value in list(model.forward.graph.inputs())[1:]]
+    placed = [pack_kind(value.type()) for value in list(model.forward.graph.inputs())[1:]]
     return [*placed, *rest]

@@ -137,10 +137,10 @@ def _make_dispatcher(original: Any, function: Callable[..., Any]) -> Any:
         return type(original)(_make_dispatcher(original.__func__, function))
 
     @functools.wraps(original)
-    def dispatch(*arguments: Any, **named: Any) -> Any:
+    def dispatch_call(*arguments: Any, **named: Any) -> Any:
         return function(original, *arguments, **named) if active() else original(*arguments, **named)
 
-    return dispatch
+    return dispatch_call
 
 
 def _get_func(host: Callable[..., Any], registry: Any, kind: str) -> Any:

@@ -52,12 +52,12 @@ def synchronized(function: Callable[P, R]) -> Callable[P, R]:
     """Decorate `function` so that one thread at a time runs it, or any other synchronized function."""
 
     @wraps(function)
-    def call(*arguments: P.args, **named: P.kwargs) -> R:
+    def call_locked(*arguments: P.args, **named: P.kwargs) -> R:
         with exclusive():
             return function(*arguments, **named)
 
-    setattr(call, _SYNCHRONIZED_MARK, True)
-    return call
+    setattr(call_locked, _SYNCHRONIZED_MARK, True)
+    return call_locked
 
 
 class synchronized_property(Generic[R_co]):  # noqa: N801

@@ -122,21 +122,21 @@ def _handle_lost_pages() -> None:
     library.mmap.restype = ctypes.c_void_p
     library.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *3 * (ctypes.c_int,), ctypes.c_int64)
 
-    def replace(start: int, size: int) -> None:
+    def replace_pages(start: int, size: int) -> None:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
         if library.mmap(start, size, mmap.PROT_READ, flags, -1, 0) != start:
             raise OSError
 
-    def handle(number: int) -> None:
+    def handle_signal(number: int) -> None:
         try:
-            found = [mapping.replace_lost_pages(replace) for mapping in _list_mapped_files()]
+            found = [mapping.replace_lost_pages(replace_pages) for mapping in _list_mapped_files()]
         except BaseException:  # no exception may leave a signal handler
             found = []
         if not any(found):
             library.signal(number, before)
             signal.raise_signal(number)
 
-    _handlers.append(ctypes.CFUNCTYPE(None, ctypes.c_int)(handle))
+    _handlers.append(ctypes.CFUNCTYPE(None, ctypes.c_int)(handle_signal))
     before = library.signal(signal.SIGBUS, ctypes.cast(_handlers[0], ctypes.c_void_p))
 
 

@@ -74,14 +74,14 @@ def _make_branch(condition: Var, taken: Sequence[Any], other: Sequence[Any], con
     if not names:
         return
 
-    def run(layers: Sequence[Any]) -> list[Var]:
+    def run_branch(layers: Sequence[Any]) -> list[Var]:
         context.values = dict(before)
         convert_statements(layers, context)
         return _make_results(context.values[name] for name in names)
 
     layer = context.layer
     try:
-        found = mb.cond(pred=condition, _true_fn=lambda: run(taken), _false_fn=lambda: run(other))
+        found = mb.cond(pred=condition, _true_fn=lambda: run_branch(taken), _false_fn=lambda: run_branch(other))
     except InputError:
         raise
     except ValueError as error:
@@ -184,13 +184,13 @@ class _Loop:
         first = {_COUNTER: lambda: mb.const(val=np.int32(0)), BREAK: lambda: mb.const(val=False)}
         self.start = [first[name]() if name in first else mb.identity(x=self.outer[name]) for name in self.names]
 
-    def _begin(self, values: Sequence[Var]) -> None:
+    def _begin_loop(self, values: Sequence[Var]) -> None:
         flags = {name: mb.const(val=False) for name in (BREAK, CONTINUE)}
         self.context.values = {**self.outer, **flags, **dict(zip(self.names, values, strict=True))}
 
     def check(self, *values: Var) -> Var:
         """Build the condition: of the network, of the counter and of the flag."""
-        self._begin(values)
+        self._begin_loop(values)
         held = self.context.values
         parts = [mb.logical_not(x=held[BREAK])] if BREAK in self.names else []
         if self.most is not None:
@@ -202,7 +202,7 @@ class _Loop:
 
     def run(self, *values: Var) -> list[Var]:
         """Build a step, which returns the values of the next one."""
-        self._begin(values)
+        self._begin_loop(values)
         convert_statements(self.body, self.context)
         now = self.context.values
         if self.most is not None:

@@ -21,7 +21,7 @@ def _combine_inputs(context: LayerContext, op: Callable[..., Any]) -> Var:
     return functools.reduce(lambda x, y: op(x=x, y=y), inputs)
 
 
-def _add(x: Var, y: Var) -> Var:
+def _add_values(x: Var, y: Var) -> Var:
     """Add two values; one less the other where a layer negates it, as the format has no difference of values."""
     for one, other in ((y, x), (x, y)):
         negated = _find_negated(one)
@@ -46,8 +46,8 @@ def _find_negated(x: Var) -> Var | None:
 def convert_add(params: Any, context: LayerContext) -> Var:
     """Convert a sum of the inputs, or of one input and a constant."""
     if len(context.layer.input) == 1:
-        return _add(context.x, mb.const(val=np.float32(params.alpha)))
-    return _combine_inputs(context, _add)
+        return _add_values(context.x, mb.const(val=np.float32(params.alpha)))
+    return _combine_inputs(context, _add_values)
 
 
 @register_layer("multiply")
@@ -65,7 +65,7 @@ def convert_average(params: Any, context: LayerContext) -> Var:
 
 
 _OPS: dict[str, Callable[..., Any]] = {
-    "max": mb.maximum, "min": mb.minimum, "addBroadcastable": _add, "multiplyBroadcastable": mb.mul,
+    "max": mb.maximum, "min": mb.minimum, "addBroadcastable": _add_values, "multiplyBroadcastable": mb.mul,
     "maxBroadcastable": mb.maximum, "minBroadcastable": mb.minimum, "subtractBroadcastable": mb.sub,
     "divideBroadcastable": mb.real_div, "powBroadcastable": mb.pow, "modBroadcastable": mb.mod,
 }

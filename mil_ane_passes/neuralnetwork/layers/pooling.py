@@ -35,10 +35,10 @@ def convert_pooling(params: Any, context: LayerContext) -> Var:
         pads = read_border_amounts(params.valid.paddingAmounts, context)
         if any(pads):
             settings |= {"pad_type": "custom", "pad": pads}
-    return restore(_pool(x, kind, settings, bool(params.avgPoolExcludePadding)))
+    return restore(_build_pool(x, kind, settings, bool(params.avgPoolExcludePadding)))
 
 
-def _pool(x: Var, kind: str, settings: dict[str, Any], exclude: bool) -> Var:
+def _build_pool(x: Var, kind: str, settings: dict[str, Any], exclude: bool) -> Var:
     if kind == "MAX":
         result: Var = mb.max_pool(x=x, **settings)
     elif kind == "AVERAGE":
@@ -65,14 +65,14 @@ def _pool_with_last_pixel(
         pads += [pad, max(reach - size - pad, 0)]
     settings = {"kernel_sizes": kernel, "strides": strides, "pad_type": "custom", "pad": pads}
     if kind != "AVERAGE" or params.avgPoolExcludePadding:
-        return _pool(x, kind, settings, True)
+        return _build_pool(x, kind, settings, True)
     # A mean counts the symmetric pads and not the elements beyond them.
     padded = mb.pad(x=x, pad=[0, 0, 0, 0, amounts[0], amounts[0], amounts[1], amounts[1]], mode="constant",
                     constant_val=0.0)
     rest = [0, pads[1] - amounts[0], 0, pads[3] - amounts[1]]
     if min(rest) < 0:
-        return _pool(x, kind, settings, False)
-    return _pool(padded, kind, settings | {"pad": rest}, True)
+        return _build_pool(x, kind, settings, False)
+    return _build_pool(padded, kind, settings | {"pad": rest}, True)
 
 
 @register_layer("pooling3d")
@@ -88,7 +88,7 @@ def convert_pooling3d(params: Any, context: LayerContext) -> Var:
         settings["pad"] = [int(each) for each in (
             params.customPaddingFront, params.customPaddingBack, params.customPaddingTop, params.customPaddingBottom,
             params.customPaddingLeft, params.customPaddingRight)]
-    return _pool(context.x, params.PoolingType3D.Name(params.type), settings, bool(params.countExcludePadding))
+    return _build_pool(context.x, params.PoolingType3D.Name(params.type), settings, bool(params.countExcludePadding))
 
 
 @register_layer("globalPooling3d")

@@ -120,11 +120,11 @@ def convert_simple_recurrent(params: Any, context: LayerContext) -> list[Var]:
                          direction="reverse" if params.reverseInput else "forward",
                          output_sequence=bool(params.sequenceOutput))
     else:
-        def step(row: Var, states: list[Var]) -> list[Var]:
+        def run_step(row: Var, states: list[Var]) -> list[Var]:
             total = mb.add(x=mb.linear(x=row, weight=w, bias=b), y=mb.linear(x=states[0], weight=r))
             return [_apply_activation(params.activation, total, context)]
 
-        y, (last,) = _unroll_layer(x, [state], step, params.reverseInput, context)
+        y, (last,) = _unroll_layer(x, [state], run_step, params.reverseInput, context)
         y = y if params.sequenceOutput else mb.expand_dims(x=last, axes=[0])
     return [restore(y), _make_state_result(last, context)]
 
@@ -151,10 +151,10 @@ def convert_gru(params: Any, context: LayerContext) -> list[Var]:
                          activation=outside, direction="reverse" if params.reverseInput else "forward",
                          output_sequence=bool(params.sequenceOutput))
     else:
-        def step(row: Var, states: list[Var]) -> list[Var]:
+        def run_step(row: Var, states: list[Var]) -> list[Var]:
             return [_step_gru(row, states[0], (w, r, b), params.activations, context)]
 
-        y, (last,) = _unroll_layer(x, [state], step, params.reverseInput, context)
+        y, (last,) = _unroll_layer(x, [state], run_step, params.reverseInput, context)
         y = y if params.sequenceOutput else mb.expand_dims(x=last, axes=[0])
     return [restore(y), _make_state_result(last, context)]
 
@@ -178,20 +178,20 @@ _LSTM_GATES = ("input", "forget", "output", "block")
 
 def _read_lstm(params: Any, stored: Any, inner: int, hidden: int, context: LayerContext) -> dict[str, Any]:
     """Read the weights of one direction, stacked as MIL's op takes them."""
-    def read(gate: str, kind: str, shape: tuple[int, ...]) -> Array:
+    def read_gate(gate: str, kind: str, shape: tuple[int, ...]) -> Array:
         name = "blockInput" if gate == "block" else f"{gate}Gate"
         return context.weights.read(getattr(stored, f"{name}{kind}"), shape, f"{gate} {kind}")
 
-    w = np.concatenate([read(gate, "WeightMatrix", (hidden, inner)) for gate in _LSTM_GATES])
-    r = np.concatenate([read(gate, "RecursionMatrix", (hidden, hidden)) for gate in _LSTM_GATES])
+    w = np.concatenate([read_gate(gate, "WeightMatrix", (hidden, inner)) for gate in _LSTM_GATES])
+    r = np.concatenate([read_gate(gate, "RecursionMatrix", (hidden, hidden)) for gate in _LSTM_GATES])
     b = np.zeros(4 * hidden, np.float32)
     if params.hasBiasVectors:
-        b = np.concatenate([read(gate, "BiasVector", (hidden,)) for gate in _LSTM_GATES])
+        b = np.concatenate([read_gate(gate, "BiasVector", (hidden,)) for gate in _LSTM_GATES])
     if params.forgetBias:
         b[hidden:2 * hidden] += 1
     found: dict[str, Any] = {"weight_ih": w, "weight_hh": r, "bias": b}
     if params.hasPeepholeVectors:
-        found["peephole"] = np.concatenate([read(gate, "PeepholeVector", (hidden,)) for gate in _LSTM_GATES[:3]])
+        found["peephole"] = np.concatenate([read_gate(gate, "PeepholeVector", (hidden,)) for gate in _LSTM_GATES[:3]])
     return found
 
 
@@ -217,10 +217,10 @@ def _run_lstm(
                           **({"clip": clip} if 0 < clip < 1e30 else {}))
         return y, h, c
 
-    def step(row: Var, now: list[Var]) -> list[Var]:
+    def run_step(row: Var, now: list[Var]) -> list[Var]:
         return _step_lstm(row, now, params, weights, activations, context)
 
-    y, (h, c) = _unroll_layer(x, states, step, reverse, context)
+    y, (h, c) = _unroll_layer(x, states, run_step, reverse, context)
     return y if params.sequenceOutput else mb.expand_dims(x=h, axes=[0]), h, c
 
 

@@ -91,7 +91,7 @@ def convert_stack(params: Any, context: LayerContext) -> Var:
 def convert_split(params: Any, context: LayerContext) -> Sequence[Var]:
     """Convert a split of the channels into equal parts."""
     context.check_outputs(1)
-    return _split(context.x, len(context.layer.output), -3, None)
+    return _split_axis(context.x, len(context.layer.output), -3, None)
 
 
 @register_layer("splitND")
@@ -103,10 +103,10 @@ def convert_split_nd(params: Any, context: LayerContext) -> Sequence[Var]:
     extent = context.x.shape[context.normalize_axis(int(params.axis))]
     if sizes is None and isinstance(extent, (int, np.integer)) and extent % count:
         sizes = [int(extent) // count + int(at < extent % count) for at in range(count)]
-    return _split(context.x, count, int(params.axis), sizes)
+    return _split_axis(context.x, count, int(params.axis), sizes)
 
 
-def _split(x: Var, count: int, axis: int, sizes: list[int] | None) -> Sequence[Var]:
+def _split_axis(x: Var, count: int, axis: int, sizes: list[int] | None) -> Sequence[Var]:
     found = mb.split(x=x, num_splits=count, axis=axis) if sizes is None else mb.split(x=x, split_sizes=sizes, axis=axis)
     return list(found) if isinstance(found, (list, tuple)) else [found]
 

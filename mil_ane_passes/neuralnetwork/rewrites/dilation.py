@@ -75,7 +75,7 @@ class _Chain:
         self._source = layer.input[0]
         self.layers: list[Any] = []
 
-    def _add(self, kind: str) -> Any:
+    def _add_layer(self, kind: str) -> Any:
         number = len(self.layers)
         target = self._view.make_name(f"{self._layer.output[0]}_phases_{number}")
         made = make_layer(kind, self._view.make_name(f"{self._layer.name}_{kind}_{number}"), [self._source], [target],
@@ -86,7 +86,7 @@ class _Chain:
 
     def pad(self, ends: list[tuple[int, int]]) -> None:
         if any(map(any, ends)):
-            params = self._add("padding").padding
+            params = self._add_layer("padding").padding
             params.constant.value = 0.0
             for start, end in ends:
                 params.paddingAmounts.borderAmounts.add(startEdgeSize=start, endEdgeSize=end)
@@ -97,13 +97,13 @@ class _Chain:
         self.permute([2, 1, 0, 3])
 
     def reshape(self, shape: list[int]) -> None:
-        self._add("reshape").reshape.targetShape.extend(shape)
+        self._add_layer("reshape").reshape.targetShape.extend(shape)
 
     def permute(self, axes: list[int]) -> None:
-        self._add("permute").permute.axis.extend(axes)
+        self._add_layer("permute").permute.axis.extend(axes)
 
     def convolve(self) -> None:
-        made = self._add("convolution")
+        made = self._add_layer("convolution")
         made.convolution.CopyFrom(self._layer.convolution)
         made.name = self._layer.name
         del made.convolution.dilationFactor[:]
@@ -113,7 +113,7 @@ class _Chain:
 
     def crop(self, amounts: list[int]) -> None:
         if any(amounts):
-            params = self._add("crop").crop
+            params = self._add_layer("crop").crop
             for end in amounts:
                 params.cropAmounts.borderAmounts.add(startEdgeSize=0, endEdgeSize=end)
 

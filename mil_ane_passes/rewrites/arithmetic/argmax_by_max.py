@@ -130,9 +130,9 @@ def _make_arg_example(
     returned: bool = False, x: tuple[int | None, ...] = (3, 6), **settings: Any,
 ) -> Example:
     """Make an example of an index that is cast to `cast_to`, and also `returned` in int32."""
-    def body(x: Var) -> list[Var]:
+    def build_body(x: Var) -> list[Var]:
         index = getattr(Builder, op_type)(x=x, axis=axis, keep_dims=keep_dims, name="z")
         outputs = [Builder.cast(x=index, dtype=cast_to, name="y")]
         return [*outputs, index] if returned else outputs
 
-    return make_example(name, body, x=x, **settings)
+    return make_example(name, build_body, x=x, **settings)

@@ -231,24 +231,24 @@ _RANGE_ARITHMETIC: dict[str, Callable[[Operation, list[_IntegerRange]], _Integer
 
 def _bind_fp16_inputs(mb: RewriteBuilder, op: Operation, halves: dict[Var, Var]) -> dict[str, Any]:
     """Return the numeric inputs of `op`, in fp16."""
-    def convert(var: Var) -> Any:
+    def convert_input(var: Var) -> Any:
         if not is_const(var) or var.dtype != types.int32:
             return halves.get(var, var)
         return mb.once(
             ("half", var), lambda: mb.const(val=np.asarray(var.val).astype(np.float16)[()], name=f"{var.name}_fp16"))
 
     bound = {name: op.inputs[name] for name in (*_DATA_INPUTS, "cond") if name in op.inputs}
-    return {name: tuple(map(convert, var)) if isinstance(var, (list, tuple)) else convert(var)
+    return {name: tuple(map(convert_input, var)) if isinstance(var, (list, tuple)) else convert_input(var)
             for name, var in bound.items()}
 
 
 def _make_count_example(name: str, compute: Callable[[Var], Var], **settings: Any) -> Example:
     """Make an example of `compute` on the int32 numbers that bools are cast to, cast to fp16."""
-    def body(x: Var) -> Any:
+    def build_body(x: Var) -> Any:
         numbers = Builder.cast(x=Builder.greater(x=x, y=np.float16(0)), dtype="int32")
         return Builder.cast(x=compute(numbers), dtype="fp16", name="y")
 
-    return make_example(name, body, x=(2, 3), **settings)
+    return make_example(name, build_body, x=(2, 3), **settings)
 
 
 def _build_masked_integers(i: Var) -> Any:

@@ -175,11 +175,11 @@ def _build_triangle_matmul(mb: RewriteBuilder, op: Operation) -> Any:
     upper = last != reverse
     diagonal = int(exclusive)
 
-    def make() -> Any:
+    def make_triangle() -> Any:
         square = np.ones((count, count), np.float16)
         return np.triu(square, diagonal) if upper else np.tril(square, -diagonal)
 
-    triangle = build_shared_const(mb, ("triangle", count, upper, diagonal), make)
+    triangle = build_shared_const(mb, ("triangle", count, upper, diagonal), make_triangle)
     if x.rank == 1:
         return mb.squeeze(x=mb.matmul(x=mb.expand_dims(x=x, axes=[0]), y=triangle), axes=[0])
     if last:
@@ -197,8 +197,8 @@ def _make_cumsum_example(name: str, shape: tuple[int | None, ...], longest: int 
 
 
 def _make_mask_example(name: str, **parameters: Any) -> Example:
-    def body(x: Var) -> Any:
+    def build_body(x: Var) -> Any:
         mask = Builder.cast(x=Builder.greater(x=x, y=np.float16(0)), dtype="fp16")
         return Builder.cumsum(x=mask, name="y", **parameters)
 
-    return make_example(name, body, x=(3, 5, 4))
+    return make_example(name, build_body, x=(3, 5, 4))

@@ -376,14 +376,14 @@ def _make_wave_example(
     name: str, shape: tuple[int | None, ...], factor: float = 2 * math.pi, dtype: Any = types.fp16,
     parameters: dict[str, bool] | None = None, other_reader: Callable[[Var], Var] | None = None, **settings: Any,
 ) -> Example:
-    def body(x: Var) -> Any:
+    def build_body(x: Var) -> Any:
         total = Builder.cumsum(x=x, axis=1, **(parameters or {}))
         angle = Builder.mul(x=total, y=np.asarray(factor).astype(types.nptype_from_builtin(dtype)))
         # the cosine of integer turns is 1, the largest value in the comparison
         wave = Builder.cos(x=angle, name="y")
         return wave if other_reader is None else (wave, other_reader(total))
 
-    return make_example(name, body, dtype=dtype, x=shape, **settings)
+    return make_example(name, build_body, dtype=dtype, x=shape, **settings)
 
 
 def _build_two_harmonics(x: Var) -> Any:

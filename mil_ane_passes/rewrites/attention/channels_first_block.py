@@ -313,7 +313,7 @@ def _fits_scores(constant: Var, rows: int, keys: int, scalar: bool) -> bool:
 def _build_region(mb: RewriteBuilder, region: _Region) -> dict[Var, Var]:
     turned: dict[Var, Var] = {}
 
-    def turn(var: Var) -> Var:
+    def turn_value(var: Var) -> Var:
         if var not in turned:
             turned[var] = _turn_input(mb, var)
         return turned[var]
@@ -322,15 +322,15 @@ def _build_region(mb: RewriteBuilder, region: _Region) -> dict[Var, Var]:
     for op in region.ops:
         with mb.at(op):
             if op in region.attentions:
-                made = _build_attention(mb, region.attentions[op], turn)
+                made = _build_attention(mb, region.attentions[op], turn_value)
             elif op.op_type == "linear":
-                made = _build_conv(mb, op, turn)
+                made = _build_conv(mb, op, turn_value)
             elif op.op_type == "layer_norm":
-                made = rebuild_op(mb, op, x=turn(op.x), axes=[1])
+                made = rebuild_op(mb, op, x=turn_value(op.x), axes=[1])
             elif op.op_type in BINARY_OPS:
-                made = rebuild_op(mb, op, x=_turn_operand(mb, op.x, turn), y=_turn_operand(mb, op.y, turn))
+                made = rebuild_op(mb, op, x=_turn_operand(mb, op.x, turn_value), y=_turn_operand(mb, op.y, turn_value))
             else:
-                made = rebuild_op(mb, op, x=turn(op.x))
+                made = rebuild_op(mb, op, x=turn_value(op.x))
             turned[op.outputs[0]] = made
             if op.outputs[0] in region.outputs:
                 replaced[op.outputs[0]] = mb.transpose(x=mb.squeeze(x=made, axes=[2]), perm=[0, 2, 1])
@@ -339,13 +339,13 @@ def _build_region(mb: RewriteBuilder, region: _Region) -> dict[Var, Var]:
 
 def _turn_input(mb: RewriteBuilder, var: Var) -> Var:
     """Return (B, S, C) as (B, C, 1, S): what it was transposed from, if it was."""
-    def make() -> Any:
+    def build_transpose() -> Any:
         with mb.at(mb.find_insertion_point(var), var.name):
             source = _get_producer(var, "transpose", [0, 2, 1])
             swapped = mb.transpose(x=var, perm=[0, 2, 1]) if source is None else source.x
             return mb.expand_dims(x=swapped, axes=[2])
 
-    made: Var = mb.once(("channels first", var), make)
+    made: Var = mb.once(("channels first", var), build_transpose)
     return made
 
 
@@ -371,7 +371,7 @@ def _build_attention(mb: RewriteBuilder, attention: _Attention, turn: Callable[[
     """Build the attention one head at a time, the keys on the channel axis of the scores: (B, T, 1, S)."""
     query, value = turn(attention.query), turn(attention.value)
     for op in attention.query_scales:
-        query = _scale(mb, op, query)
+        query = _build_scaled(mb, op, query)
     key = mb.transpose(x=turn(attention.key), perm=[0, 3, 2, 1])
     parts = []
     for one_query, one_key, one_value in zip(*(_split_parts(mb, var, attention.heads, axis)
@@ -379,7 +379,7 @@ def _build_attention(mb: RewriteBuilder, attention: _Attention, turn: Callable[[
         scores = mb.einsum(values=(one_key, one_query), equation="nchw,nwhu->nchu")
         for op in attention.steps:
             if np.size(_get_constant(op).val) == 1:
-                scores = _scale(mb, op, scores)
+                scores = _build_scaled(mb, op, scores)
             else:
                 scores = mb.add(x=scores, y=_turn_mask(mb, _get_constant(op)))
         weights = mb.softmax(x=scores, axis=1)
@@ -392,7 +392,7 @@ def _split_parts(mb: RewriteBuilder, var: Var, count: int, axis: int) -> list[Va
     return [var] if count == 1 else list(mb.split(x=var, num_splits=count, axis=axis))
 
 
-def _scale(mb: RewriteBuilder, op: Operation, x: Var) -> Var:
+def _build_scaled(mb: RewriteBuilder, op: Operation, x: Var) -> Var:
     """Build an op with one number on `x`."""
     number = np.asarray(_get_constant(op).val).reshape(-1)[0]
     made: Var = getattr(mb, op.op_type)(x=x, y=number)
@@ -410,15 +410,15 @@ def _make_block_example(
     name: str, *, attends: bool = True, mask: bool = False, across: bool = False, **settings: Any
 ) -> Example:
     """Make an example of a block of 4 linears with 2 heads on 3 positions of 4 channels."""
-    def linear(x: Var) -> Var:
+    def linear_op(x: Var) -> Var:
         made: Var = Builder.linear(x=x, weight=make_weight(4, 4), bias=make_weight(4))
         return made
 
-    def body(x: Var) -> Var:
-        heads = [Builder.reshape(x=linear(x), shape=[1, 3, 2, 2]) for _ in range(3)] if attends else [linear(
-            linear(linear(x)))]
+    def build_body(x: Var) -> Var:
+        heads = [Builder.reshape(x=linear_op(x), shape=[1, 3, 2, 2]) for _ in range(3)] if attends else [linear_op(
+            linear_op(linear_op(x)))]
         if not attends:
-            y: Var = Builder.add(x=x, y=linear(heads[0]), name="y")
+            y: Var = Builder.add(x=x, y=linear_op(heads[0]), name="y")
             return y
         query, key, value = (Builder.transpose(x=each, perm=[0, 2, 3, 1] if across and each is heads[1] else [
             0, 2, 1, 3]) for each in heads)
@@ -427,7 +427,7 @@ def _make_block_example(
             scores = Builder.add(x=Builder.mul(x=scores, y=np.float16(0.7)), y=make_weight(3, 3))
         made = Builder.matmul(x=Builder.softmax(x=scores, axis=-1), y=value)
         joined = Builder.reshape(x=Builder.transpose(x=made, perm=[0, 2, 1, 3]), shape=[1, 3, 4])
-        y = Builder.add(x=x, y=linear(joined), name="y")
+        y = Builder.add(x=x, y=linear_op(joined), name="y")
         return y
 
-    return make_example(name, body, within=8.0, x=(1, 3, 4), **settings)
+    return make_example(name, build_body, within=8.0, x=(1, 3, 4), **settings)

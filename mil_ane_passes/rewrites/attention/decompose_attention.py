@@ -123,11 +123,11 @@ def _can_broadcast_mask(mask: tuple[object, ...], scores: tuple[object, ...]) ->
 def _make_attention_example(
     name: str, width: int | None = 16, mask: Callable[[Var], Var] | None = None, **settings: Any
 ) -> Example:
-    def body(q: Var, k: Var, v: Var, m: Var | None = None) -> Any:
+    def build_body(q: Var, k: Var, v: Var, m: Var | None = None) -> Any:
         masks = {"attn_mask": mask(m)} if mask is not None and m is not None else {}
         return Builder.scaled_dot_product_attention(query=q, key=k, value=v, name="y", **masks)
 
     shapes: dict[str, Any] = {"q": (1, 2, 3, width), "k": (1, 2, 8, width), "v": (1, 2, 8, 8)}
     if mask is not None:
         shapes["m"] = (1, 2, 3, 8)
-    return make_example(name, body, opset=ct.target.iOS18, **shapes, **settings)
+    return make_example(name, build_body, opset=ct.target.iOS18, **shapes, **settings)

@@ -142,43 +142,43 @@ class DropGqaRepeat(Rewrite):
         return result
 
     def examples(self) -> Iterable[Example]:
-        def attention(name: str, repeat: Callable[[Var], Var] = _expand_heads, *, queries: tuple[int | None, ...] = (
+        def make_case(name: str, repeat: Callable[[Var], Var] = _expand_heads, *, queries: tuple[int | None, ...] = (
                 1, 4, 3, 8), keys: tuple[int | None, ...] = (1, 2, 5, 8), reason: str | None = None,
                 **settings: Any) -> Example:
             return make_example(name, partial(_build_attention, repeat=repeat, **settings), q=queries, k=keys, v=keys,
                                 reason=reason)
 
-        yield attention("expanded and merged")
-        yield attention("scaled, capped and masked", capped=True)
-        yield attention("a mask for one query", queries=(1, 4, 1, 8), mask=(1, 1, 1, 5))
-        yield attention("a mask for each query of a few", queries=(1, 4, 2, 8), mask=(1, 1, 2, 5))
-        yield attention("repeat_interleave", _interleave_heads)
-        yield attention("stacked with itself", lambda x: Builder.concat(values=[x, x], axis=1, interleave=True))
-        yield attention("gathered", lambda x: Builder.gather(x=x, indices=[0, 0, 1, 1], axis=1))
-        yield attention("head by head", _concat_heads)
-        yield attention("a dynamic number of queries", queries=(1, 4, None, 8))
-        yield attention("a dynamic number of keys", keys=(1, 2, None, 8))
-        yield attention("rank 3", lambda x: Builder.gather(x=x, indices=[0, 0, 0, 1, 1, 1], axis=0),
+        yield make_case("expanded and merged")
+        yield make_case("scaled, capped and masked", capped=True)
+        yield make_case("a mask for one query", queries=(1, 4, 1, 8), mask=(1, 1, 1, 5))
+        yield make_case("a mask for each query of a few", queries=(1, 4, 2, 8), mask=(1, 1, 2, 5))
+        yield make_case("repeat_interleave", _interleave_heads)
+        yield make_case("stacked with itself", lambda x: Builder.concat(values=[x, x], axis=1, interleave=True))
+        yield make_case("gathered", lambda x: Builder.gather(x=x, indices=[0, 0, 1, 1], axis=1))
+        yield make_case("head by head", _concat_heads)
+        yield make_case("a dynamic number of queries", queries=(1, 4, None, 8))
+        yield make_case("a dynamic number of keys", keys=(1, 2, None, 8))
+        yield make_case("rank 3", lambda x: Builder.gather(x=x, indices=[0, 0, 0, 1, 1, 1], axis=0),
                         queries=(6, 3, 8), keys=(2, 5, 8))
         yield make_example("fused", _build_fused_attention, opset=ct.target.iOS18, q=(1, 4, 3, 8), k=(1, 2, 5, 8),
                            v=(1, 2, 5, 8))
         yield make_example("fused, with a mask for each query", partial(_build_fused_attention, rows=3),
                            opset=ct.target.iOS18, q=(1, 4, 3, 8), k=(1, 2, 5, 8), v=(1, 2, 5, 8),
                            reason="the mask has one row per query: use ane::decompose_attention")
-        yield attention("a mask for each query of many", queries=(1, 4, 16, 8), mask=(1, 1, 16, 5),
+        yield make_case("a mask for each query of many", queries=(1, 4, 16, 8), mask=(1, 1, 16, 5),
                         reason="832 elements would be reshaped to avoid writing 320")
-        yield attention("repeated in turn", lambda x: Builder.concat(values=[x, x], axis=1),
+        yield make_case("repeated in turn", lambda x: Builder.concat(values=[x, x], axis=1),
                         reason="no repeated operand")
-        yield attention("as first operand", mixed=lambda x, y: Builder.matmul(x=y, y=x, transpose_y=True),
+        yield make_case("as first operand", mixed=lambda x, y: Builder.matmul(x=y, y=x, transpose_y=True),
                         reason="no repeated operand", values=False)
-        yield attention("read elsewhere", values=False, read=True,
+        yield make_case("read elsewhere", values=False, read=True,
                         reason="the repeated value is also read by reduce_max")
-        yield attention("queries transposed", queries=(1, 4, 8, 3), values=False,
+        yield make_case("queries transposed", queries=(1, 4, 8, 3), values=False,
                         mixed=lambda x, y: Builder.matmul(x=x, y=y, transpose_x=True, transpose_y=True),
                         reason="the first operand is transposed: its rows are not contiguous")
-        yield attention("one query for all heads", queries=(1, 1, 3, 8), values=False,
+        yield make_case("one query for all heads", queries=(1, 1, 3, 8), values=False,
                         reason="the operands differ in batch or number of heads, or these are dynamic")
-        yield attention("two dynamic lengths", queries=(1, 4, None, 8), keys=(1, 2, None, 8), values=False,
+        yield make_case("two dynamic lengths", queries=(1, 4, None, 8), keys=(1, 2, None, 8), values=False,
                         reason="two lengths are dynamic: a reshape cannot express them")
 
 

@@ -229,7 +229,7 @@ class _Attention:
 def _read_fused(op: Operation) -> _Attention:
     mask = op.attn_mask
 
-    def build(mb: RewriteBuilder, part: _Slicer) -> Var:
+    def build_tile(mb: RewriteBuilder, part: _Slicer) -> Var:
         masks = {} if mask is None else {"attn_mask": part.take_scores(mask)}
         return rebuild_op(mb, op, query=part.take_rows(op.query), key=part.take_keys(op.key, -2),
                           value=part.take_keys(op.value, -2), **masks)
@@ -242,7 +242,7 @@ def _read_fused(op: Operation) -> _Attention:
                     "the CPU; use ane::decompose_attention")
     kind = "select" if mask is not None and mask.dtype == types.bool else "add"
     masks = ((mask, kind),) if is_const(mask) else ()
-    return _Attention(op.query, op.key.shape[-2], masks, build, obstacle=obstacle)
+    return _Attention(op.query, op.key.shape[-2], masks, build_tile, obstacle=obstacle)
 
 
 def _has_other_fused_attentions(op: Operation) -> bool:
@@ -277,7 +277,7 @@ def _read_written_out(op: Operation) -> _Attention | None:
     keys_last = not get_const_value(product.transpose_y, False)
     key_axis, value_axis = -1 if keys_last else -2, -1 if get_const_value(op.transpose_y, False) else -2
 
-    def build(mb: RewriteBuilder, part: _Slicer) -> Var:
+    def build_tile(mb: RewriteBuilder, part: _Slicer) -> Var:
         made = rebuild_op(mb, product, x=part.take_rows(product.x), y=part.take_keys(product.y, key_axis))
         for step in steps:
             made = rebuild_op(mb, step, **_slice_step(step, made, part))
@@ -289,7 +289,7 @@ def _read_written_out(op: Operation) -> _Attention | None:
              if var is not None and var is not (_read_step(step) or (None,))[0]]
     if any(map(is_symbolic, (extent for var in added for extent in var.shape[-2:]))):
         obstacle = "a mask has dimensions that are dynamic"
-    return _Attention(product.x, product.y.shape[key_axis], tuple(masks), build, keys_last, obstacle)
+    return _Attention(product.x, product.y.shape[key_axis], tuple(masks), build_tile, keys_last, obstacle)
 
 
 def _read_step(op: Operation) -> tuple[Var, list[tuple[Var, str]]] | None:
@@ -436,7 +436,7 @@ def _make_written_example(
     kind = types.nptype_from_builtin(dtype)
     held = _make_causal_mask(rows, window) if isinstance(mask, str) else mask
 
-    def body(q: Var, k: Var, v: Var, p: Var | None = None) -> Any:
+    def build_body(q: Var, k: Var, v: Var, p: Var | None = None) -> Any:
         scores = Builder.matmul(x=q, y=k, transpose_y=not across)
         if scale:
             scores = Builder.mul(x=scores, y=kind(scale))
@@ -452,15 +452,15 @@ def _make_written_example(
                               "v": (1, 2, rows, 4)}
     if padding:
         shapes["p"] = (1, 1, 1, rows)
-    return make_example(name, body, within=within, dtype=dtype, **shapes, **settings)
+    return make_example(name, build_body, within=within, dtype=dtype, **shapes, **settings)
 
 
 def _make_fused_example(name: str, mask: Array, count: int = 2, **settings: Any) -> Example:
-    def body(q: Var, k: Var, v: Var) -> Var:
+    def build_body(q: Var, k: Var, v: Var) -> Var:
         for _ in range(count):
             q = Builder.scaled_dot_product_attention(query=q, key=k, value=v, attn_mask=mask)
         y: Var = Builder.identity(x=q, name="y")
         return y
 
     shape = (1, 2, 8, 16)
-    return make_example(name, body, opset=ct.target.iOS18, within=2.0, q=shape, k=shape, v=shape, **settings)
+    return make_example(name, build_body, opset=ct.target.iOS18, within=2.0, q=shape, k=shape, v=shape, **settings)

@@ -37,12 +37,12 @@ ShapeSource: TypeAlias = int | AxisSize | None
 def build_shared_const(mb: RewriteBuilder, key: tuple[Any, ...], make: Callable[[], Array | np.generic]) -> Var:
     """Return a const of `make()`, shared by all users in the block with the same `key`."""
 
-    def build() -> Any:
+    def build_const() -> Any:
         name = "_".join(str(each) for each in key[:5] if isinstance(each, (str, int)))
         with mb.at(get_first_op(mb.block), name):
             return mb.const(val=make())
 
-    const: Var = mb.once(key, build)
+    const: Var = mb.once(key, build_const)
     return const
 
 
@@ -134,14 +134,14 @@ def _trace_slice(op: Operation, sources: list[ShapeSource]) -> list[ShapeSource]
     if op.x.rank != 1 or any(op.inputs[name] is None or op.inputs[name].val is None for name in ("begin", "end")):
         return None
 
-    def read(name: str, default: Any) -> Any:
+    def read_parameter(name: str, default: Any) -> Any:
         return (get_const_value(op.inputs.get(name)) or [default])[0]
 
-    begin = None if read("begin_mask", False) else int(get_const_value(op.begin)[0])
-    end = None if read("end_mask", False) else int(get_const_value(op.end)[0])
-    if read("squeeze_mask", False) and -len(sources) <= (begin or 0) < len(sources):
+    begin = None if read_parameter("begin_mask", False) else int(get_const_value(op.begin)[0])
+    end = None if read_parameter("end_mask", False) else int(get_const_value(op.end)[0])
+    if read_parameter("squeeze_mask", False) and -len(sources) <= (begin or 0) < len(sources):
         return [sources[begin or 0]]
-    return sources[begin:end:int(read("stride", 1))]
+    return sources[begin:end:int(read_parameter("stride", 1))]
 
 
 def _trace_unchanged(op: Operation, sources: list[ShapeSource]) -> list[ShapeSource] | None:

@@ -144,12 +144,12 @@ class ConstantRange(BlockRewrite):
 
 def _make_range_example(name: str, start: Any, end: Any, step: Any, **settings: Any) -> Example:
     """Make an example of a fixed range; integers are cast to fp16."""
-    def body(x: Var) -> list[Var]:
+    def build_body(x: Var) -> list[Var]:
         numbers = Builder.range_1d(start=start, end=end, step=step)
         numbers = Builder.cast(x=numbers, dtype="fp16") if isinstance(start, np.int32) else numbers
         return [Builder.expand_dims(x=numbers, axes=[0], name="y"), Builder.relu(x=x)]
 
-    return make_example(name, body, x=(2, 3), **settings)
+    return make_example(name, build_body, x=(2, 3), **settings)
 
 
 def _build_positions(x: Var) -> list[Var]:

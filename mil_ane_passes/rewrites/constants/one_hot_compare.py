@@ -128,13 +128,13 @@ def _make_one_hot_example(
     **parameters: Any,
 ) -> Example:
     """Make an example of a one_hot that is the output, or is `cast` to it."""
-    def body(ids: Var) -> Any:
+    def build_body(ids: Var) -> Any:
         if not cast:
             return Builder.one_hot(indices=ids, one_hot_vector_size=size, name="y", **parameters)
         return Builder.cast(x=Builder.one_hot(indices=ids, one_hot_vector_size=size, **parameters), dtype="fp16",
                             name="y")
 
-    return make_example(name, body, reason=reason, dtype=types.int32, ids=shape)
+    return make_example(name, build_body, reason=reason, dtype=types.int32, ids=shape)
 
 
 def _build_dynamic_one_hot(ids: Var) -> Any:

@@ -72,8 +72,8 @@ class StaticNonZero(Rewrite):
 
 
 def _make_constant_example(name: str, values: np.ndarray[Any, Any], **settings: Any) -> Example:
-    def body(x: Var) -> Any:
+    def build_body(x: Var) -> Any:
         total = Builder.reduce_sum(x=Builder.cast(x=Builder.non_zero(x=values), dtype="fp16"))
         return Builder.add(x=x, y=total, name="y")
 
-    return make_example(name, body, x=(2, 3), **settings)
+    return make_example(name, build_body, x=(2, 3), **settings)

@@ -67,13 +67,13 @@ def measure_step_chain(block: Block, inner: Callable[[Operation], int]) -> int:
 
 def _measure_chain_through(function: Function, op: Operation, weights: Mapping[Operation, int]) -> int:
     """Measure the longest chain of products through `op`; `weights` has the number of products of unrolled ops."""
-    def weight(each: Operation) -> int | None:
+    def get_weight(each: Operation) -> int | None:
         return weights.get(each, _count_products(each))
 
     depth: dict[Var, int] = dict.fromkeys(function.inputs.values(), 0)
-    _fill_chain_depths(function, depth, weight, all_start=True)
+    _fill_chain_depths(function, depth, get_weight, all_start=True)
     through = {var: depth[var] for var in op.outputs}
-    _fill_chain_depths(function, through, weight)
+    _fill_chain_depths(function, through, get_weight)
     return max(through.values(), default=0)
 
 

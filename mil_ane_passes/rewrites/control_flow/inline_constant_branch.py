@@ -86,16 +86,16 @@ def _build_cond(x: Var, pred: Var) -> Var:
 
 
 def _build_several_outputs(x: Var) -> list[Var]:
-    def linear() -> Var:
+    def build_linear() -> Var:
         result: Var = Builder.linear(x=x, weight=make_weight(4, 8))
         return result
 
-    def branch() -> tuple[Var, ...]:
-        first = linear()
+    def build_branch() -> tuple[Var, ...]:
+        first = build_linear()
         return Builder.tanh(x=first), first, first
 
-    outputs = Builder.cond(pred=Builder.const(val=np.bool_(True)), _true_fn=branch,
-                           _false_fn=lambda: (linear(), linear(), linear()))
+    outputs = Builder.cond(pred=Builder.const(val=np.bool_(True)), _true_fn=build_branch,
+                           _false_fn=lambda: (build_linear(), build_linear(), build_linear()))
     return [*outputs, Builder.relu(x=outputs[2])]
 
 

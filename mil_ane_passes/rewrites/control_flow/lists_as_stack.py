@@ -468,12 +468,12 @@ class _RowValueBuilder:
 
     def build_bare_row(self, row: _Row, axis: int) -> Var:
         """Return `row` without the axis."""
-        def make() -> Var:
+        def build_row() -> Var:
             if row.bare:
                 return self._apply_casts(row, self._find_replacement(row.source))
             return self._apply_casts(row, self._mb.squeeze(x=self._read_row(row, axis), axes=[axis]))
 
-        return self._build_once(("bare", row, axis), make)
+        return self._build_once(("bare", row, axis), build_row)
 
     def build_row(self, row: _Row, axis: int) -> Var:
         """Return `row` with an extent of 1 at the axis."""
@@ -506,12 +506,12 @@ class _RowValueBuilder:
         return self._split_rows(row.source, axis)[row.place]
 
     def _split_rows(self, source: Var, axis: int) -> list[Var]:
-        def split() -> Any:
+        def build_split() -> Any:
             x = self._find_replacement(source)
             with self._mb.at(self._mb.find_insertion_point(x), source.name):
                 return list(self._mb.split(x=x, num_splits=int(source.shape[axis]), axis=axis))
 
-        parts: list[Var] = self._mb.once(("rows", source, axis), split)
+        parts: list[Var] = self._mb.once(("rows", source, axis), build_split)
         return parts
 
     def _slice_rows(self, source: Var, begin: int, count: int, axis: int) -> Var:

@@ -367,14 +367,14 @@ def build_counted_loop(steps: int, step: _LoopStep | None = None) -> Program:
     """Build a loop of `steps` steps, by default of x = (x + i) * z."""
     apply = step or _add_and_scale
 
-    def body(x: Var) -> list[Var]:
+    def build_body(x: Var) -> list[Var]:
         outputs = Builder.while_loop(
             _cond=lambda i, x, z: Builder.less(x=i, y=np.int32(steps)),
             _body=lambda i, x, z: (Builder.add(x=i, y=np.int32(1)), *apply(i, x, z)),
             loop_vars=(np.int32(0), x, Builder.abs(x=x)), name="y")
         return list(outputs[1:])
 
-    return build_program(body, x=(2, 3))
+    return build_program(build_body, x=(2, 3))
 
 
 def _add_and_scale(i: Var, x: Var, z: Var) -> tuple[Var, Var]:
@@ -415,7 +415,7 @@ def _build_data_dependent_loop(x: Var) -> Var:
 
 def build_nested_loops(inner: int, outer: int | None) -> Program:
     """Build a loop of `inner` steps in one of `outer` steps (None: a dynamic number)."""
-    def body(x: Var) -> Var:
+    def build_body(x: Var) -> Var:
         if outer is not None:
             return _count_up(x, lambda i: Builder.less(x=i, y=np.int32(outer)), partial(_build_halving_loop, inner))
         outputs = Builder.while_loop(
@@ -423,7 +423,7 @@ def build_nested_loops(inner: int, outer: int | None) -> Program:
             _body=lambda x: _build_halving_loop(inner, x), loop_vars=(x,))
         return outputs[0] if isinstance(outputs, (list, tuple)) else outputs
 
-    return build_program(body, x=(2, 3))
+    return build_program(build_body, x=(2, 3))
 
 
 def _build_halving_loop(steps: int, x: Var) -> Var:

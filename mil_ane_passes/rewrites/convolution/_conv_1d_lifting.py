@@ -97,11 +97,11 @@ def insert_dummy_axis(mb: RewriteBuilder, x: Var, axis: int) -> Var:
     if x.op is not None and x.op.op_type == "squeeze" and find_dummy_axis(x.op) == at:
         return x.op.x
 
-    def make() -> Any:
+    def build_expand_dims() -> Any:
         with mb.at(mb.find_insertion_point(x), x.name):
             return mb.expand_dims(x=x, axes=[axis])
 
-    lifted: Var = mb.once(("lifted", x, at), make)
+    lifted: Var = mb.once(("lifted", x, at), build_expand_dims)
     return lifted
 
 

@@ -27,12 +27,12 @@ def make_conv_example(
 ) -> Example:
     """Make an example of a conv of input shape `x` and weight shape `weight`; `parameters` are further inputs."""
 
-    def body(x: Var) -> Var:
+    def build_body(x: Var) -> Var:
         built: Var = getattr(Builder, op_type)(x=x, weight=make_weight(*weight, dtype=dtype), name="y", **parameters)
         return built
 
     io_dtype = types.fp16 if dtype is np.float16 else types.fp32
-    return make_example(name, body, reason=reason, options=options, within=within, dtype=io_dtype, x=x)
+    return make_example(name, build_body, reason=reason, options=options, within=within, dtype=io_dtype, x=x)
 
 
 def make_conv_transpose_example(

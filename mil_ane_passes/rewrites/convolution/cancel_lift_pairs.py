@@ -69,9 +69,9 @@ class CancelLiftPairs(Rewrite):
 def _make_pair_example(
     name: str, dropped: list[int], added: list[int], x: tuple[int, ...], reason: str | None = None
 ) -> Example:
-    def body(x: Var) -> Var:
+    def build_body(x: Var) -> Var:
         expanded = Builder.expand_dims(x=Builder.squeeze(x=x, axes=dropped), axes=added)
         built: Var = Builder.relu(x=expanded, name="y")
         return built
 
-    return make_example(name, body, reason=reason, x=x)
+    return make_example(name, build_body, reason=reason, x=x)

@@ -102,7 +102,7 @@ class CarryLift(BlockRewrite):
         axis = _get_axis_option(region.at)
         lifted: dict[Var, Var] = {}
 
-        def lift(var: Var) -> Var:
+        def lift_value(var: Var) -> Var:
             if var not in lifted:
                 lifted[var] = insert_dummy_axis(mb, var, axis)
             return lifted[var]
@@ -111,7 +111,7 @@ class CarryLift(BlockRewrite):
         members = set(region.ops)
         for op in region.ops:
             with mb.at(op):
-                lifted.update(zip(op.outputs, _build_carried_op(mb, op, lift, region.at)))
+                lifted.update(zip(op.outputs, _build_carried_op(mb, op, lift_value, region.at)))
                 for var in op.outputs:
                     if _is_needed_without_axis(var, members, mb.block, region.at):
                         replaced[var] = remove_dummy_axis(mb, lifted[var], axis)
@@ -119,7 +119,7 @@ class CarryLift(BlockRewrite):
             for reader in get_consumers(var):
                 is_own = var in lifted and reader is lifted[var].op
                 if _is_dummy_axis_expansion(reader, mb.block, region.at) and not is_own:
-                    replaced[reader.outputs[0]] = lift(var)
+                    replaced[reader.outputs[0]] = lift_value(var)
         return replaced
 
     def examples(self) -> Iterable[Example]:
@@ -231,7 +231,7 @@ def _carry_binary(mb: RewriteBuilder, op: Operation, lift: _LiftedValues, at: in
     A const operand gets the dummy axis, too, counted from the end to keep its broadcast.
     """
 
-    def operand(var: Var) -> Var:
+    def get_operand(var: Var) -> Var:
         if var.rank == 0:
             return var
         if not is_const(var):
@@ -240,7 +240,7 @@ def _carry_binary(mb: RewriteBuilder, op: Operation, lift: _LiftedValues, at: in
         cut = len(shape) if at == 3 else len(shape) - 1
         return mb.reshaped(var, (*shape[:cut], 1, *shape[cut:]))
 
-    return rebuild_op(mb, op, x=operand(op.x), y=operand(op.y))
+    return rebuild_op(mb, op, x=get_operand(op.x), y=get_operand(op.y))
 
 
 def _find_conv_obstacle(op: Operation, at: int) -> str | None:
@@ -410,12 +410,12 @@ def _make_chain_example(
     """Make an example of `between` on a value that is squeezed before it and expanded after it."""
     axis = -1 if x[-1] == 1 else 2
 
-    def body(x: Var) -> Var:
+    def build_body(x: Var) -> Var:
         middle = between(Builder.squeeze(x=Builder.relu(x=x), axes=[axis]))
         built: Var = Builder.relu(x=Builder.expand_dims(x=middle, axes=[axis]), name="y")
         return built
 
-    return make_example(name, body, reason=reason, x=x)
+    return make_example(name, build_body, reason=reason, x=x)
 
 
 def _apply_leaky_relu(v: Var) -> Var:

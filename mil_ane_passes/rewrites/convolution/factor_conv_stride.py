@@ -141,8 +141,8 @@ class FactorConvStride(Rewrite):
         return rebuild_op(mb, op, x=x, weight=weight, **changes)
 
     def examples(self) -> Iterable[Example]:
-        def conv(name: str, x: tuple[int | None, ...], kernel: int, stride: int = 5, groups: int = 1,
-                 **rest: Any) -> Example:
+        def as_case(name: str, x: tuple[int | None, ...], kernel: int, stride: int = 5, groups: int = 1,
+                    **rest: Any) -> Example:
             weight = (4, (x[1] or 1) // groups, kernel)
             return make_conv_example(name, x, weight, strides=[stride], groups=groups, **rest)
 
@@ -150,27 +150,27 @@ class FactorConvStride(Rewrite):
         bias = make_weight(4)
         by_slice = {"form": "slice"}
         symbolic = "the strided axis, or more than one axis, is of symbolic size; form=slice keeps it"
-        yield conv("kernel twice the stride", (1, 3, 23), 10, pad_type="custom", pad=[1, 1])
-        yield conv("kernel of no multiple of the stride", (1, 3, 27), 7, bias=bias, within=1000)
-        yield conv("padded, grouped", (2, 4, 31), 7, 7, groups=2, bias=bias, pad_type="custom", pad=[3, 2])
-        yield conv("a tail nobody reads", (1, 3, 29), 5, bias=bias)
-        yield conv("same", (1, 3, 24), 5, bias=bias, pad_type="same")
+        yield as_case("kernel twice the stride", (1, 3, 23), 10, pad_type="custom", pad=[1, 1])
+        yield as_case("kernel of no multiple of the stride", (1, 3, 27), 7, bias=bias, within=1000)
+        yield as_case("padded, grouped", (2, 4, 31), 7, 7, groups=2, bias=bias, pad_type="custom", pad=[3, 2])
+        yield as_case("a tail nobody reads", (1, 3, 29), 5, bias=bias)
+        yield as_case("same", (1, 3, 24), 5, bias=bias, pad_type="same")
         yield image("two axes", weight=(4, 2, 5, 7), strides=[5, 7])
         yield image("windows in rows", x=(1, 2, 16, 30), weight=(4, 2, 4, 6), strides=[5, 7], bias=bias)
         yield image("kernel shorter than the stride", weight=(4, 2, 3, 1), strides=[5, 7])
         yield image("one of two axes", weight=(4, 2, 3, 10), strides=[2, 5], pad_type="custom", pad=[1, 1, 2, 2])
-        yield conv("slice", (1, 3, 26), 4, bias=bias, dilations=[2], pad_type="custom", pad=[1, 2], options=by_slice)
+        yield as_case("slice", (1, 3, 26), 4, bias=bias, dilations=[2], pad_type="custom", pad=[1, 2], options=by_slice)
         yield image("slice, one of two axes", weight=(4, 2, 3, 4), strides=[5, 3], pad_type="same", options=by_slice)
-        yield conv("2s and 3s", (1, 3, 40), 8, 6, bias=bias, reason="every stride is a product of 2s and 3s")
-        yield conv("fp32", (1, 3, 25), 10, bias=make_weight(4, dtype=np.float32), dtype=np.float32,
-                   reason=FP32_UNSUPPORTED_REASON)
-        yield conv("dilated", (1, 3, 25), 3, bias=bias, dilations=[2],
-                   reason="dilated along the strided axis; form=slice keeps the dilation")
-        yield conv("long", (1, 3, 16384), 10, bias=bias, pad_type="same", reason=(
+        yield as_case("2s and 3s", (1, 3, 40), 8, 6, bias=bias, reason="every stride is a product of 2s and 3s")
+        yield as_case("fp32", (1, 3, 25), 10, bias=make_weight(4, dtype=np.float32), dtype=np.float32,
+                      reason=FP32_UNSUPPORTED_REASON)
+        yield as_case("dilated", (1, 3, 25), 3, bias=bias, dilations=[2],
+                      reason="dilated along the strided axis; form=slice keeps the dilation")
+        yield as_case("long", (1, 3, 16384), 10, bias=bias, pad_type="same", reason=(
             "a value of length 16390 would be created: > 16384 (M1, M2 and M3; assumed on A12 and A13)"))
-        yield conv("symbolic", (1, 3, None), 5, bias=bias, reason=symbolic)
-        yield conv("symbolic, same", (1, 3, None), 5, bias=bias, pad_type="same",
-                   reason="pad_type same depends on the input's size, which is symbolic")
+        yield as_case("symbolic", (1, 3, None), 5, bias=bias, reason=symbolic)
+        yield as_case("symbolic, same", (1, 3, None), 5, bias=bias, pad_type="same",
+                      reason="pad_type same depends on the input's size, which is symbolic")
 
 
 def find_awkward_stride_axes(op: Operation) -> list[int]:
@@ -305,13 +305,13 @@ def _build_phase_weight(mb: RewriteBuilder, op: Operation, axes: list[int]) -> V
     """
     strides = get_const_value(op.strides)
 
-    def make() -> np.ndarray[Any, Any]:
+    def make_weight_array() -> np.ndarray[Any, Any]:
         packed = np.asarray(op.weight.val)
         for axis in axes:
             packed = _split_weight_axis(packed, 2 + axis, _count_phases(op, axis))
         return packed
 
-    return mb.weight(op.weight, f"phases_{'x'.join(map(str, strides))}", make)
+    return mb.weight(op.weight, f"phases_{'x'.join(map(str, strides))}", make_weight_array)
 
 
 def _split_weight_axis(weight: np.ndarray[Any, Any], at: int, stride: int) -> np.ndarray[Any, Any]:

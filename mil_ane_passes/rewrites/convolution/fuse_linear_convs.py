@@ -609,80 +609,80 @@ def _make_chain_example(
     name: str, shape: tuple[int | None, ...], *steps: Callable[[Var], Var], reason: str | None = None, **settings: Any
 ) -> Example:
     """Make an example of `steps` one after the other."""
-    def body(x: Var) -> Var:
+    def build_body(x: Var) -> Var:
         for step in steps:
             x = step(x)
         x.name = x.op.name = "y"
         return x
 
-    return make_example(name, body, reason=reason, within=16.0, x=shape, **settings)
+    return make_example(name, build_body, reason=reason, within=16.0, x=shape, **settings)
 
 
-def _conv(*weight: int, bias: bool = False, **settings: Any) -> Callable[[Var], Var]:
+def _conv_op(*weight: int, bias: bool = False, **settings: Any) -> Callable[[Var], Var]:
     extra = {"bias": make_weight(weight[0])} if bias else {}
     return lambda x: Builder.conv(x=x, weight=make_weight(*weight), **extra, **settings)
 
 
-def _linear(*weight: int) -> Callable[[Var], Var]:
+def _linear_op(*weight: int) -> Callable[[Var], Var]:
     return lambda x: Builder.linear(x=x, weight=make_weight(*weight), bias=make_weight(weight[0]))
 
 
-def _apply(kind: str, *shape: int, add: float = 1.5, **settings: Any) -> Callable[[Var], Var]:
+def _const_op(kind: str, *shape: int, add: float = 1.5, **settings: Any) -> Callable[[Var], Var]:
     """Return an op with a constant of `shape` whose elements are around `add`."""
     return lambda x: getattr(Builder, kind)(x=x, y=make_weight(*shape) + np.float16(add), **settings)
 
 
-def _norm(channels: int) -> Callable[[Var], Var]:
+def _norm_op(channels: int) -> Callable[[Var], Var]:
     parameters = {name: make_weight(channels) + np.float16(more)
                   for name, more in (("mean", 0), ("variance", 1.5), ("gamma", 1), ("beta", 0.25))}
     return lambda x: Builder.batch_norm(x=x, **parameters)
 
 
 def _norm_of_rows(x: Var) -> Var:
-    normed: Var = Builder.squeeze(x=_norm(4)(Builder.expand_dims(x=x, axes=[-1])), axes=[-1])
+    normed: Var = Builder.squeeze(x=_norm_op(4)(Builder.expand_dims(x=x, axes=[-1])), axes=[-1])
     return normed
 
 
 def _iterate_composed_examples() -> Iterator[Example]:
-    yield _make_chain_example("3x3 and 1x1", (1, 4, 6, 6), _conv(8, 4, 3, 3, pad_type="same"), _conv(2, 8, 1, 1))
-    yield _make_chain_example("strided, dilated", (1, 4, 9, 9), _conv(8, 4, 3, 3, bias=True, strides=[2, 1],
-                              dilations=[1, 2], pad_type="custom", pad=[1, 0, 2, 1]), _conv(4, 8, 1, 1, bias=True))
-    yield _make_chain_example("1x1 and 3x3", (2, 2, 6, 6), _conv(4, 2, 1, 1), _conv(
+    yield _make_chain_example("3x3 and 1x1", (1, 4, 6, 6), _conv_op(8, 4, 3, 3, pad_type="same"), _conv_op(2, 8, 1, 1))
+    yield _make_chain_example("strided, dilated", (1, 4, 9, 9), _conv_op(8, 4, 3, 3, bias=True, strides=[2, 1],
+                              dilations=[1, 2], pad_type="custom", pad=[1, 0, 2, 1]), _conv_op(4, 8, 1, 1, bias=True))
+    yield _make_chain_example("1x1 and 3x3", (2, 2, 6, 6), _conv_op(4, 2, 1, 1), _conv_op(
         8, 4, 3, 3, bias=True, strides=[2, 2], pad_type="same"))
-    yield _make_chain_example("bias without padding", (1, 2, 9), _conv(4, 2, 1, bias=True), _conv(8, 4, 3))
-    yield _make_chain_example("groups", (1, 8, 9), _conv(8, 4, 3, groups=2, bias=True), _conv(
+    yield _make_chain_example("bias without padding", (1, 2, 9), _conv_op(4, 2, 1, bias=True), _conv_op(8, 4, 3))
+    yield _make_chain_example("groups", (1, 8, 9), _conv_op(8, 4, 3, groups=2, bias=True), _conv_op(
         4, 4, 1, groups=2, bias=True))
-    yield _make_chain_example("linears", (2, 3, 4), _linear(8, 4), _linear(4, 8))
+    yield _make_chain_example("linears", (2, 3, 4), _linear_op(8, 4), _linear_op(4, 8))
 
 
 def _iterate_affine_examples() -> Iterator[Example]:
-    yield _make_chain_example("scale of a linear", (2, 4), _linear(6, 4), _apply("mul", 1, 6))
-    yield _make_chain_example("scale of heads", (2, 3, 4), _linear(6, 4), lambda x: Builder.transpose(
+    yield _make_chain_example("scale of a linear", (2, 4), _linear_op(6, 4), _const_op("mul", 1, 6))
+    yield _make_chain_example("scale of heads", (2, 3, 4), _linear_op(6, 4), lambda x: Builder.transpose(
         x=Builder.reshape(x=x, shape=[2, 3, 2, 3]), perm=[0, 2, 1, 3]), lambda x: Builder.mul(x=x, y=np.float16(0.3)))
-    yield _make_chain_example("quotient", (1, 4, 5, 5), _conv(6, 4, 3, 3, bias=True), _apply("real_div", 6, 1, 1))
-    yield _make_chain_example("added", (1, 4, 5), _conv(6, 4, 3), _apply("add", 1, 6, 1))
-    yield _make_chain_example("subtracted from", (2, 4), _linear(6, 4), lambda x: Builder.sub(x=make_weight(6), y=x))
-    yield _make_chain_example("norm behind a linear", (2, 6), _linear(4, 6), _norm_of_rows)
-    yield _make_chain_example("norm in front of a linear", (2, 4), _norm_of_rows, _linear(6, 4))
-    yield _make_chain_example("norm in front of a conv", (1, 4, 5, 5), _norm(4), _conv(6, 2, 3, 3, groups=2))
-    yield _make_chain_example("scale before padding", (1, 4, 5, 5), _apply("mul", 4, 1, 1), _conv(
+    yield _make_chain_example("quotient", (1, 4, 5, 5), _conv_op(6, 4, 3, 3, bias=True), _const_op("real_div", 6, 1, 1))
+    yield _make_chain_example("added", (1, 4, 5), _conv_op(6, 4, 3), _const_op("add", 1, 6, 1))
+    yield _make_chain_example("subtracted from", (2, 4), _linear_op(6, 4), lambda x: Builder.sub(x=make_weight(6), y=x))
+    yield _make_chain_example("norm behind a linear", (2, 6), _linear_op(4, 6), _norm_of_rows)
+    yield _make_chain_example("norm in front of a linear", (2, 4), _norm_of_rows, _linear_op(6, 4))
+    yield _make_chain_example("norm in front of a conv", (1, 4, 5, 5), _norm_op(4), _conv_op(6, 2, 3, 3, groups=2))
+    yield _make_chain_example("scale before padding", (1, 4, 5, 5), _const_op("mul", 4, 1, 1), _conv_op(
         6, 4, 3, 3, bias=True, pad_type="same"))
-    yield _make_chain_example("norm before reflection", (1, 4, 7), _norm(4), lambda x: Builder.pad(
-        x=x, pad=[2, 2], mode="reflect", constant_val=types.nptype_from_builtin(x.dtype)(0)), _conv(6, 4, 5))
+    yield _make_chain_example("norm before reflection", (1, 4, 7), _norm_op(4), lambda x: Builder.pad(
+        x=x, pad=[2, 2], mode="reflect", constant_val=types.nptype_from_builtin(x.dtype)(0)), _conv_op(6, 4, 5))
 
 
 def _iterate_near_misses() -> Iterator[Example]:
-    yield _make_chain_example("wider between", (1, 8, 6, 6), _conv(2, 8, 1, 1), _conv(8, 2, 1, 1),
+    yield _make_chain_example("wider between", (1, 8, 6, 6), _conv_op(2, 8, 1, 1), _conv_op(8, 2, 1, 1),
                               reason="one weight would have 2.0 times the elements of both")
-    yield _make_chain_example("separable", (1, 8, 6, 6), _conv(8, 1, 3, 3, groups=8), _conv(8, 8, 1, 1),
+    yield _make_chain_example("separable", (1, 8, 6, 6), _conv_op(8, 1, 3, 3, groups=8), _conv_op(8, 8, 1, 1),
                               reason="groups of 8 and 1 cannot be combined")
-    yield _make_chain_example("two of 3x3", (1, 4, 9, 9), _conv(4, 4, 3, 3),
-                              _conv(4, 4, 3, 3), reason="neither kernel is 1 without stride and padding")
+    yield _make_chain_example("two of 3x3", (1, 4, 9, 9), _conv_op(4, 4, 3, 3),
+                              _conv_op(4, 4, 3, 3), reason="neither kernel is 1 without stride and padding")
     yield _make_chain_example(
-        "bias and padding", (1, 4, 6, 6), _conv(4, 4, 1, 1, bias=True), _conv(4, 4, 3, 3, pad_type="same"),
+        "bias and padding", (1, 4, 6, 6), _conv_op(4, 4, 1, 1, bias=True), _conv_op(4, 4, 3, 3, pad_type="same"),
         reason="the outer conv pads with zeros around values that have a bias: the sums at the edge would differ")
     yield _make_chain_example(
-        "shift and padding", (1, 4, 6, 6), _norm(4), _conv(4, 4, 3, 3, pad_type="same"),
+        "shift and padding", (1, 4, 6, 6), _norm_op(4), _conv_op(4, 4, 3, 3, pad_type="same"),
         reason="the conv pads with zeros around values that are shifted: the sums at the edge would differ")
     yield _make_chain_example(
         "small weights beside a large one", (2, 64), lambda x: Builder.linear(
@@ -690,11 +690,11 @@ def _iterate_near_misses() -> Iterator[Example]:
         lambda x: Builder.mul(x=x, y=np.float16(1e-4)), reason=(
             "rounding the new weights would move results by up to 7e-07 of the largest input, and rounding the value "
             "between moves them by up to 8.9e-08: most are below 6.1e-05, where fp16 loses precision"))
-    yield _make_chain_example("large shift", (2, 4), _apply("sub", 4, add=100), _linear(6, 4), reason=(
+    yield _make_chain_example("large shift", (2, 4), _const_op("sub", 4, add=100), _linear_op(6, 4), reason=(
         "a shift of 100.6 in front would be summed separately from x, above the limit of 4"))
-    yield _make_chain_example("bounded", (2, 4), _linear(6, 4), lambda x: Builder.mul(x=x, y=np.float16(8)), reason=(
+    yield _make_chain_example("bounded", (2, 4), _linear_op(6, 4), lambda x: Builder.mul(x=x, y=np.float16(8)), reason=(
         "a power of two next to a product keeps its partial sums below 32768 (ane::bounded_accumulation)"))
-    yield _make_chain_example("large weight", (2, 4), _linear(6, 4), _apply("mul", 6), options={"max_bytes": 40},
+    yield _make_chain_example("large weight", (2, 4), _linear_op(6, 4), _const_op("mul", 6), options={"max_bytes": 40},
                               reason="a weight of 48 B would be stored again to save one op, above max_bytes=40")
     yield _make_chain_example("overflow", (2, 4), lambda x: Builder.linear(
         x=x, weight=make_weight(6, 4) * np.float16(8)), lambda x: Builder.mul(x=x, y=np.float16(6e4)), reason=(

@@ -73,22 +73,24 @@ class LiftConv1d(Rewrite):
         return lift_conv(mb, hit.op, choose_dummy_axis(hit.op, self.axis))
 
     def examples(self) -> Iterable[Example]:
-        def conv(name: str, always: bool = True, axis: int = -1, reason: str | None = None, **rest: Any) -> Example:
+        def make_case(
+            name: str, always: bool = True, axis: int = -1, reason: str | None = None, **rest: Any,
+        ) -> Example:
             options = {"axis": axis} | ({"always": True} if always else {})
             return make_conv_example(name, (1, 4, 8), (6, 4, 5), options=options, reason=reason, **rest)
 
         yield make_conv_example("wide", (1, 4, 40), (6, 4, 16), pad_type="same")
-        yield conv("valid")
-        yield conv("padded", strides=[2], pad_type="custom", pad=[2, 1])
-        yield conv("same", strides=[2], pad_type="same")
-        yield conv("same_lower", strides=[2], pad_type="same_lower")
+        yield make_case("valid")
+        yield make_case("padded", strides=[2], pad_type="custom", pad=[2, 1])
+        yield make_case("same", strides=[2], pad_type="same")
+        yield make_case("same_lower", strides=[2], pad_type="same_lower")
         yield make_conv_example("depthwise", (1, 4, 8), (4, 1, 5), groups=4, dilations=[2], pad_type="same",
                                 options={"always": True})
-        yield conv("on the width", axis=2)
+        yield make_case("on the width", axis=2)
         yield make_conv_example("by its width", (1, 4, 8), (6, 4, 5), options={"always": True})
-        yield conv("small", always=False,
+        yield make_case("small", always=False,
                    reason="a kernel of 5 is supported in one dimension; after lifting, its buffers would have rows of "
                           "one element (always=true lifts it)")
-        yield conv("too wide", axis=2, dilations=[4], pad_type="same",
+        yield make_case("too wide", axis=2, dilations=[4], pad_type="same",
                    reason="kernel covers 17 on the width, above 13; use axis=-1 (the height)")
         yield make_conv_example("rank 4", (1, 4, 8, 8), (6, 4, 3, 3), reason="x has rank 4, not 3")

@@ -123,28 +123,28 @@ class OrientConv(BlockRewrite):
         return _build_turned_region(mb, hit.region)
 
     def examples(self) -> Iterable[Example]:
-        yield _make_region_example("upright", _conv(600, 4, 3, 1, pad_type="same"), lambda x: Builder.relu(x=x))
-        yield _make_region_example("bias, pad, scale", _pad(0, 0, 2, 2, 0, 0), _conv(
+        yield _make_region_example("upright", _conv_op(600, 4, 3, 1, pad_type="same"), lambda x: Builder.relu(x=x))
+        yield _make_region_example("bias, pad, scale", _pad_op(0, 0, 2, 2, 0, 0), _conv_op(
             600, 4, 5, 1, strides=[2, 1], bias=make_weight(600)), lambda x: Builder.mul(x=x, y=make_weight(600, 1, 1)),
-            _conv(600, 1, 3, 1, groups=600, pad_type="custom", pad=[1, 1, 0, 0]), within=1000)
+            _conv_op(600, 1, 3, 1, groups=600, pad_type="custom", pad=[1, 1, 0, 0]), within=1000)
         yield _make_region_example(
-            "pool and slice", _conv(600, 4, 3, 1), lambda x: Builder.max_pool(
+            "pool and slice", _conv_op(600, 4, 3, 1), lambda x: Builder.max_pool(
                 x=x, kernel_sizes=[2, 1], strides=[2, 1], pad_type="valid"),
             lambda x: Builder.concat(values=[x, Builder.tanh(x=x)], axis=-2),
             lambda x: Builder.slice_by_index(x=x, begin=[0, 0, 3, 0], end=[0, 0, -2, 0], stride=[1, 1, 2, 1],
                                              begin_mask=[True, True, False, True], end_mask=[True, True, False, True]))
-        yield _make_region_example("too wide lying down", _conv(6, 4, 1, 20), at=2)
+        yield _make_region_example("too wide lying down", _conv_op(6, 4, 1, 20), at=2)
         yield make_example("between transposes", _build_between_transposes, x=(1, 16, 300, 8))
-        yield _make_region_example("lying down", _conv(600, 4, 1, 3, pad_type="same"), at=2, reason=(
+        yield _make_region_example("lying down", _conv_op(600, 4, 1, 3, pad_type="same"), at=2, reason=(
             "swapping height and width improves neither kernels nor padding"))
-        yield _make_region_example("tall", _conv(600, 4, 20, 1), reason=(
+        yield _make_region_example("tall", _conv_op(600, 4, 20, 1), reason=(
             "swapping height and width improves neither kernels nor padding"))
         yield make_example(
             "no transposes", lambda x: Builder.conv(x=x, weight=make_weight(600, 4, 3, 1), name="y"),
             reason="'x' is an input of the function: it would need a transpose",
             x=(1, 4, 40, 1))
         yield _make_region_example(
-            "read as it is", _conv(600, 4, 3, 1), lambda x: Builder.softmax(x=x, axis=1),
+            "read as it is", _conv_op(600, 4, 3, 1), lambda x: Builder.softmax(x=x, axis=1),
             reason="softmax reads a value directly: it would need a transpose")
 
 
@@ -358,7 +358,7 @@ def _build_turned_region(mb: RewriteBuilder, region: _Region) -> dict[Var, Var]:
     """Build the region with height and width swapped; returns what replaces the values that leave it."""
     turned: dict[Var, Var] = {}
 
-    def turn(var: Var) -> Var:
+    def turn_value(var: Var) -> Var:
         if var not in turned:
             turned[var] = _turn_input(mb, var)
         return turned[var]
@@ -366,7 +366,7 @@ def _build_turned_region(mb: RewriteBuilder, region: _Region) -> dict[Var, Var]:
     replaced: dict[Var, Var] = {}
     for op in region.ops:
         with mb.at(op):
-            made = _BUILDERS[op.op_type](mb, op, turn)
+            made = _BUILDERS[op.op_type](mb, op, turn_value)
         turned.update(zip(op.outputs, made if isinstance(made, (list, tuple)) else [made]))
         for var in op.outputs:
             if var.shape[2] == var.shape[3] == 1:  # the same either way
@@ -384,7 +384,7 @@ def _turn_input(mb: RewriteBuilder, var: Var) -> Var:
         return var
     source = var.op
 
-    def make() -> Any:
+    def build_transpose() -> Any:
         with mb.at(mb.find_insertion_point(var), var.name):
             if source.op_type == "expand_dims":
                 return mb.expand_dims(x=source.x, axes=[_TURN[get_const_value(source.axes)[0] % 4]])
@@ -392,14 +392,14 @@ def _turn_input(mb: RewriteBuilder, var: Var) -> Var:
             turned = [perm[axis] for axis in _TURN]
             return source.x if turned == [0, 1, 2, 3] else mb.transpose(x=source.x, perm=turned)
 
-    made: Var = mb.once(("turned", var), make)
+    made: Var = mb.once(("turned", var), build_transpose)
     return made
 
 
 _Turn = Callable[[Var], Var]
 
 
-def _swap(numbers: Iterable[Any], width: int = 1) -> list[Any]:
+def _swap_groups(numbers: Iterable[Any], width: int = 1) -> list[Any]:
     """Swap the last two groups of `width` numbers."""
     held = list(numbers)
     return [*held[:-2 * width], *held[-width:], *held[-2 * width:-width]]
@@ -410,37 +410,37 @@ def _build_unary(mb: RewriteBuilder, op: Operation, turn: _Turn) -> Var:
 
 
 def _build_binary(mb: RewriteBuilder, op: Operation, turn: _Turn) -> Var:
-    def operand(var: Var) -> Var:
+    def get_operand(var: Var) -> Var:
         if var.rank == 0:
             return var
         if not is_const(var):
             return turn(var)
         shape = (1, *var.shape) if var.rank == 1 else tuple(var.shape)
-        return mb.reshaped(var, tuple(_swap(shape)))
+        return mb.reshaped(var, tuple(_swap_groups(shape)))
 
-    return rebuild_op(mb, op, x=operand(op.x), y=operand(op.y))
+    return rebuild_op(mb, op, x=get_operand(op.x), y=get_operand(op.y))
 
 
 def _build_spatial(mb: RewriteBuilder, op: Operation, turn: _Turn) -> Var:
     """Build a conv or pool: its parameters of each spatial axis are swapped."""
-    changes: dict[str, Any] = {name: _swap(get_const_value(op.inputs[name])) for name in _SPATIAL_PARAMETERS
+    changes: dict[str, Any] = {name: _swap_groups(get_const_value(op.inputs[name])) for name in _SPATIAL_PARAMETERS
                                if op.inputs.get(name) is not None}
     if op.inputs.get("pad") is not None:
-        changes["pad"] = _swap(get_const_value(op.pad), 2)
+        changes["pad"] = _swap_groups(get_const_value(op.pad), 2)
     if op.op_type in _CONV_OPS:
-        changes["weight"] = reshape_weight(mb, op.weight, tuple(_swap(op.weight.shape)))
+        changes["weight"] = reshape_weight(mb, op.weight, tuple(_swap_groups(op.weight.shape)))
     if op.inputs.get("output_shape") is not None:
-        changes["output_shape"] = _swap(get_const_value(op.output_shape))
+        changes["output_shape"] = _swap_groups(get_const_value(op.output_shape))
     return rebuild_op(mb, op, x=turn(op.x), **changes)
 
 
 def _build_pad(mb: RewriteBuilder, op: Operation, turn: _Turn) -> Var:
     pad: list[int] = get_const_value(op.pad)
-    return rebuild_op(mb, op, x=turn(op.x), pad=_swap([*[0] * (4 - len(pad)), *pad], 2))
+    return rebuild_op(mb, op, x=turn(op.x), pad=_swap_groups([*[0] * (4 - len(pad)), *pad], 2))
 
 
 def _build_slice(mb: RewriteBuilder, op: Operation, turn: _Turn) -> Var:
-    changes = {name: np.asarray(_swap(np.asarray(var.val))) for name, var in op.inputs.items()
+    changes = {name: np.asarray(_swap_groups(np.asarray(var.val))) for name, var in op.inputs.items()
                if name != "x" and var is not None}
     return rebuild_op(mb, op, x=turn(op.x), **changes)
 
@@ -485,11 +485,11 @@ _EXITS: dict[str, Callable[[RewriteBuilder, Operation, Var], Var]] = {
 }
 
 
-def _conv(*weight: int, **settings: Any) -> Callable[[Var], Var]:
+def _conv_op(*weight: int, **settings: Any) -> Callable[[Var], Var]:
     return lambda x: Builder.conv(x=x, weight=make_weight(*weight), **settings)
 
 
-def _pad(*amounts: int) -> Callable[[Var], Var]:
+def _pad_op(*amounts: int) -> Callable[[Var], Var]:
     return lambda x: Builder.pad(x=x, pad=[0, 0, *amounts], constant_val=np.float16(0.5))
 
 
@@ -499,14 +499,14 @@ def _make_region_example(
     """Make an example of `steps` on a value with a dummy axis at position `at`."""
     axis = -1 if at == 3 else 2
 
-    def body(x: Var) -> Var:
+    def build_body(x: Var) -> Var:
         value = Builder.expand_dims(x=x, axes=[axis])
         for step in steps:
             value = step(value)
         built: Var = Builder.squeeze(x=value, axes=[axis], name="y")
         return built
 
-    return make_example(name, body, reason=reason, within=within, x=(1, 4, 40))
+    return make_example(name, build_body, reason=reason, within=within, x=(1, 4, 40))
 
 
 def _build_between_transposes(x: Var) -> Var:

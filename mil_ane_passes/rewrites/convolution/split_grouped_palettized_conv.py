@@ -165,7 +165,7 @@ def _slice_weight_part(mb: RewriteBuilder, var: Var, axis: int, number: int, cou
         extent = int(var.shape[axis]) // count
         return _slice_const(mb, var, axis, number * extent, (number + 1) * extent)
 
-    def make() -> Any:
+    def build_slice() -> Any:
         with mb.at(mb.find_insertion_point(var), var.name):
             inputs = dict(var.op.inputs)
             packed = _PACKED_INPUTS[var.op.op_type]
@@ -175,7 +175,7 @@ def _slice_weight_part(mb: RewriteBuilder, var: Var, axis: int, number: int, cou
                 inputs[name] = _slice_const(mb, bound, axis, first, first + max(bound.shape[axis] // count, 1))
             return getattr(mb, var.op.op_type)(**inputs)
 
-    made: Var = mb.once(("part", var, axis, number, count), make)
+    made: Var = mb.once(("part", var, axis, number, count), build_slice)
     return made
 
 
@@ -199,7 +199,7 @@ def _make_palettized_example(
     """Make an example of a conv whose weight has `lut` tables, and `scale` scales, by output and input channels."""
     indices = (np.arange(np.prod(shape)) * 5 % 16).reshape(shape).astype(types.np_uint4_dtype)
 
-    def body(x: Var) -> Var:
+    def build_body(x: Var) -> Var:
         dense = Builder.constexpr_lut_to_dense(indices=indices, lut=make_weight(*lut, 1, 1, 16, 1))
         if scale is not None:
             dense = Builder.constexpr_blockwise_shift_scale(data=dense, scale=make_weight(*scale, 1, 1) + np.float16(2))
@@ -207,4 +207,4 @@ def _make_palettized_example(
         built: Var = Builder.conv(x=x, weight=dense, groups=groups, name="y", **parameters)
         return built
 
-    return make_example(name, body, opset=ct.target.iOS18, x=(1, shape[1] * groups, 5, 6), **expected)
+    return make_example(name, build_body, opset=ct.target.iOS18, x=(1, shape[1] * groups, 5, 6), **expected)

@@ -150,31 +150,31 @@ class SplitWideConv(Rewrite):
         return plan.build(mb, hit.op, hit.sizes)
 
     def examples(self) -> Iterable[Example]:
-        def conv(name: str, x: tuple[int | None, ...], kernel: tuple[int, ...], **rest: Any) -> Example:
+        def make_case(name: str, x: tuple[int | None, ...], kernel: tuple[int, ...], **rest: Any) -> Example:
             return make_conv_example(name, x, (4, *kernel), **rest)
 
         bias = make_weight(4)
-        yield conv("patches", (1, 3, 32, 64), (3, 32, 32), strides=[32, 32], pad_type="same")
+        yield make_case("patches", (1, 3, 32, 64), (3, 32, 32), strides=[32, 32], pad_type="same")
         yield make_conv_example("patches in stages", (1, 1, 48, 32), (16, 1, 16, 16), strides=[16, 16],
                                 bias=make_weight(16))
         yield make_conv_example("overlapping windows in stages", (2, 2, 50, 40), (32, 1, 16, 24), strides=[8, 12],
                                 groups=2, pad_type="custom", pad=[4, 5, 6, 7])
-        yield conv("overlapping windows", (1, 2, 40, 44), (2, 16, 16), strides=[10, 12], pad_type="same")
-        yield conv("a spectrum", (1, 1, 203), (1, 40), strides=[16], pad_type="custom", pad=[20, 20])
-        yield conv("one strided axis", (1, 2, 9, 80), (2, 3, 20), strides=[1, 20], pad_type="same")
-        yield conv("gaps", (1, 1, 203), (1, 40), strides=[50], pad_type="same")
-        yield conv("upright", (1, 2, 4, 40), (2, 1, 20), pad_type="same", bias=bias)
-        yield conv("folded", (1, 4, 50), (2, 64), groups=2, pad_type="custom", pad=[32, 31], within=200)
-        yield conv("parts", (2, 4, 20, 20), (1, 17, 17), groups=4, pad_type="same", bias=bias, within=200)
-        yield conv("dilated parts", (1, 2, 90), (2, 37), dilations=[2], pad_type="same", within=500)
-        yield conv("tall", (1, 2, 40, 3), (2, 35, 1), pad_type="same_lower", within=500)
-        yield conv("3-D", (1, 2, 3, 4, 16), (2, 2, 2, 16), pad_type="same", within=200)
-        yield conv("fits", (1, 2, 9, 30), (2, 3, 13), reason="within the limits, or a 1-D kernel below 32")
-        yield conv("fp32", (1, 2, 9, 30), (2, 1, 20), dtype=np.float32, reason=FP32_UNSUPPORTED_REASON)
-        yield conv("symbolic, same", (1, 2, 4, None), (2, 1, 20), strides=[1, 2], pad_type="same",
-                   reason="pad_type same depends on the input's size, which is symbolic")
-        yield conv("too many parts", (1, 2, 4, 90), (2, 1, 40), options={"max_parts": 3},
-                   reason="kernel 1x40 would need 4 parts, max_parts is 3")
+        yield make_case("overlapping windows", (1, 2, 40, 44), (2, 16, 16), strides=[10, 12], pad_type="same")
+        yield make_case("a spectrum", (1, 1, 203), (1, 40), strides=[16], pad_type="custom", pad=[20, 20])
+        yield make_case("one strided axis", (1, 2, 9, 80), (2, 3, 20), strides=[1, 20], pad_type="same")
+        yield make_case("gaps", (1, 1, 203), (1, 40), strides=[50], pad_type="same")
+        yield make_case("upright", (1, 2, 4, 40), (2, 1, 20), pad_type="same", bias=bias)
+        yield make_case("folded", (1, 4, 50), (2, 64), groups=2, pad_type="custom", pad=[32, 31], within=200)
+        yield make_case("parts", (2, 4, 20, 20), (1, 17, 17), groups=4, pad_type="same", bias=bias, within=200)
+        yield make_case("dilated parts", (1, 2, 90), (2, 37), dilations=[2], pad_type="same", within=500)
+        yield make_case("tall", (1, 2, 40, 3), (2, 35, 1), pad_type="same_lower", within=500)
+        yield make_case("3-D", (1, 2, 3, 4, 16), (2, 2, 2, 16), pad_type="same", within=200)
+        yield make_case("fits", (1, 2, 9, 30), (2, 3, 13), reason="within the limits, or a 1-D kernel below 32")
+        yield make_case("fp32", (1, 2, 9, 30), (2, 1, 20), dtype=np.float32, reason=FP32_UNSUPPORTED_REASON)
+        yield make_case("symbolic, same", (1, 2, 4, None), (2, 1, 20), strides=[1, 2], pad_type="same",
+                        reason="pad_type same depends on the input's size, which is symbolic")
+        yield make_case("too many parts", (1, 2, 4, 90), (2, 1, 40), options={"max_parts": 3},
+                        reason="kernel 1x40 would need 4 parts, max_parts is 3")
 
 
 def _plan_stages(op: Operation, sizes: ConvSizes, large: list[int]) -> _ConvPlan | None:
@@ -273,11 +273,11 @@ def _build_staged_convs(mb: RewriteBuilder, op: Operation, sizes: ConvSizes, ste
     outer, inner = map(int, op.weight.shape[:2])
     q, t = ([size // p for size, p in zip(of, steps)] for of in (sizes.kernel, sizes.strides))
 
-    def make() -> np.ndarray[Any, Any]:
+    def make_stage_weight() -> np.ndarray[Any, Any]:
         apart = np.asarray(op.weight.val).reshape(outer, inner, q[0], high, q[1], wide)
         return apart.transpose(0, 1, 3, 5, 2, 4).reshape(outer, inner * high * wide, *q)
 
-    weight = mb.weight(op.weight, f"stages_{high}x{wide}", make)
+    weight = mb.weight(op.weight, f"stages_{high}x{wide}", make_stage_weight)
     return rebuild_op(mb, op, x=x, weight=weight, strides=t, pad_type="valid", pad=None)
 
 

@@ -68,14 +68,14 @@ class IndexByMod(Rewrite):
         op, before = hit.op, hit.source
         extent = np.int32(hit.extents[0]) if len(hit.extents) == 1 else np.array(hit.extents, np.int32)
 
-        def wrap() -> Var:
+        def build_wrapped_index() -> Var:
             wide = before if before.dtype == types.int32 else mb.cast(x=before, dtype="int32")
             index: Var = mb.mod(x=mb.add(x=wide, y=extent), y=extent)
             if op.indices.dtype == types.int32:
                 return index
             return mb.cast(x=index, dtype=types.builtin_to_string(op.indices.dtype))
 
-        index = mb.once(("index", before, hit.extents, op.indices.dtype), wrap)
+        index = mb.once(("index", before, hit.extents, op.indices.dtype), build_wrapped_index)
         return rebuild_op(mb, op, indices=index)
 
     def examples(self) -> Iterable[Example]:
@@ -166,7 +166,7 @@ def _make_lookup_example(
 ) -> Example:
     """Make an example of a lookup in five rows, whose indices are wrapped by `extent` and cast to `narrow`."""
 
-    def body(i: Var) -> list[Var]:
+    def build_body(i: Var) -> list[Var]:
         for _ in range(times):
             is_valid = Builder.greater_equal(x=i, y=np.int32(0))
             i = Builder.select(cond=is_valid, a=i, b=Builder.add(x=i, y=np.int32(extent)))
@@ -175,4 +175,4 @@ def _make_lookup_example(
         result = [Builder.gather(x=make_weight(5, 4), indices=i, axis=0, name="y")]
         return [*result, Builder.mul(x=i, y=i, name="z")] if returned else result
 
-    return make_example(name, body, reason=reason, dtype=types.int32, i=(3,))
+    return make_example(name, build_body, reason=reason, dtype=types.int32, i=(3,))

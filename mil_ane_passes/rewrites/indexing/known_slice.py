@@ -170,7 +170,7 @@ def _read_concat(op: Operation, left: list[int]) -> _Numbers | None:
 def _make_sum_reader(sign: int) -> Callable[[Operation, list[int]], _Numbers | None]:
     """Return the reader of an add (`sign` 1) or a sub (-1)."""
 
-    def read(op: Operation, left: list[int]) -> _Numbers | None:
+    def read_sum(op: Operation, left: list[int]) -> _Numbers | None:
         x, y = _read_numbers(op.x, left), _read_numbers(op.y, left)
         if x is None or y is None or not (len(x) == len(y) or 1 in (len(x), len(y))):
             return None
@@ -179,7 +179,7 @@ def _make_sum_reader(sign: int) -> Callable[[Operation, list[int]], _Numbers | N
             x, y = x * (count // len(x)), y * (count // len(y))
         return tuple(_add_numbers(one, other, sign) for one, other in zip(x, y))
 
-    return read
+    return read_sum
 
 
 def _add_numbers(x: _Number | None, y: _Number | None, sign: int) -> _Number | None:
@@ -313,7 +313,7 @@ def _make_end_example(
 ) -> Example:
     """Make an example of a slice of `axis` that ends `less` before the size of `size_axis`, or at its half."""
 
-    def body(x: Var) -> Var:
+    def build_body(x: Var) -> Var:
         size = Builder.gather(x=Builder.shape(x=x), indices=np.int32(axis if size_axis is None else size_axis), axis=0)
         end = Builder.floor_div(x=size, y=np.int32(2)) if half else Builder.sub(x=size, y=np.int32(less))
         ends = [end if each == axis else np.int32(0 if is_symbolic(x.shape[each]) else x.shape[each])
@@ -322,7 +322,7 @@ def _make_end_example(
                                              end_mask=[each != axis for each in range(2)], name="y")
         return result
 
-    return make_example(name, body, x=x, **expected)
+    return make_example(name, build_body, x=x, **expected)
 
 
 def _build_slice_by_size(x: Var, less: int) -> Var:

@@ -152,7 +152,7 @@ def _find_bounds(var: Var, left: list[int]) -> _IntegerBounds | None:
 
 
 def _make_union_reader(*names: str) -> _BoundsReader:
-    def read(op: Operation, var: Var, left: list[int]) -> _IntegerBounds | None:
+    def read_union(op: Operation, var: Var, left: list[int]) -> _IntegerBounds | None:
         found = []
         for name in names:
             bound = op.inputs[name]
@@ -160,7 +160,7 @@ def _make_union_reader(*names: str) -> _BoundsReader:
         known = [each for each in found if each is not None]
         return (min(low for low, _ in known), max(high for _, high in known)) if len(known) == len(found) else None
 
-    return read
+    return read_union
 
 
 def _bound_axis_index(op: Operation, var: Var, left: list[int]) -> _IntegerBounds:
@@ -179,11 +179,11 @@ def _bound_cumsum(op: Operation, var: Var, left: list[int]) -> _IntegerBounds | 
 def _make_binary_reader(
     combine: Callable[[_IntegerBounds, _IntegerBounds], _IntegerBounds | None],
 ) -> _BoundsReader:
-    def read(op: Operation, var: Var, left: list[int]) -> _IntegerBounds | None:
+    def read_binary(op: Operation, var: Var, left: list[int]) -> _IntegerBounds | None:
         x, y = _find_bounds(op.x, left), _find_bounds(op.y, left)
         return combine(x, y) if x is not None and y is not None else None
 
-    return read
+    return read_binary
 
 
 def _multiply_bounds(x: _IntegerBounds, y: _IntegerBounds) -> _IntegerBounds:

@@ -442,11 +442,11 @@ def _build_result(mb: RewriteBuilder, data: Var, new: Var, plan: _ScatterPlan) -
 
 def _make_combiner(mode: str) -> _CombineFunction:
     """Return a function that combines the old value and the new one as a scatter of `mode` does."""
-    def combine(mb: RewriteBuilder, old: Var, new: Var) -> Var:
+    def combine_rows(mb: RewriteBuilder, old: Var, new: Var) -> Var:
         made: Var = new if mode == "update" else getattr(mb, _COMBINE_OPS[mode])(x=old, y=new)
         return made
 
-    return combine
+    return combine_rows
 
 
 def _reshape_at_source(mb: RewriteBuilder, var: Var, shape: Sequence[Any]) -> Var:
@@ -526,13 +526,13 @@ def _build_mask_const(mb: RewriteBuilder, array: _Array) -> Var:
 
 def _scatter_const_update(mb: RewriteBuilder, data: Var, new: Var, group: _ScatterTarget) -> Var:
     """Build a constant update with zeros at the indices that it does not write."""
-    def make() -> _Array:
+    def make_update() -> _Array:
         update = np.asarray(new.val).reshape(_replace_extents(data, {group.first: len(group.places)}))
         spread = np.zeros(tuple(data.shape), update.dtype)
         spread[(slice(None),) * group.first + (group.places,)] = update
         return spread
 
-    return mb.weight(new, f"over_{group.size}_{hashlib.sha256(group.places.tobytes()).hexdigest()[:16]}", make)
+    return mb.weight(new, f"over_{group.size}_{hashlib.sha256(group.places.tobytes()).hexdigest()[:16]}", make_update)
 
 
 def _make_window_mask(data: Var, runs: dict[int, Run]) -> _Array:
@@ -614,7 +614,7 @@ def _build_flat_scatter(x: Var, places: Any, mode: str = "update") -> Var:
 def _make_row_example(name: str, places: list[int], *, axis: int = 0, mode: str = "update", **expected: Any) -> Example:
     """Make an example of a scatter of computed rows or columns."""
 
-    def body(x: Var) -> Var:
+    def build_body(x: Var) -> Var:
         size = [-1, -1]
         size[axis] = len(places)
         updates = Builder.relu(x=Builder.slice_by_size(x=x, begin=[0, 0], size=size))
@@ -622,7 +622,7 @@ def _make_row_example(name: str, places: list[int], *, axis: int = 0, mode: str 
                                       name="y")
         return result
 
-    return make_example(name, body, x=(4, 5), **expected)
+    return make_example(name, build_body, x=(4, 5), **expected)
 
 
 def _make_constant_example(
@@ -639,12 +639,12 @@ def _make_constant_example(
     """Make an example of a scatter of constants."""
     parameters = {} if op_type == "scatter_nd" else {"axis": axis}
 
-    def body(x: Var) -> Var:
+    def build_body(x: Var) -> Var:
         result: Var = getattr(Builder, op_type)(data=x, indices=np.array(indices, np.int32), updates=updates, mode=mode,
                                                 name="y", **parameters)
         return result
 
-    return make_example(name, body, x=x, **expected)
+    return make_example(name, build_body, x=x, **expected)
 
 
 def _build_slice_update(x: Var) -> Var:

@@ -192,12 +192,12 @@ def _plan_elementwise(op: Operation, bounds: RankBounds) -> _BuildFunction | str
     ranked = sorted((op.inputs[name] for name in found), key=is_const)  # the first is computed, if any is
     alike = len({tuple(map(str, var.shape)) for var in ranked}) == 1
 
-    def build(mb: Any, reshape: _ReshapeFunction) -> list[Var]:
+    def build_lowered(mb: Any, reshape: _ReshapeFunction) -> list[Var]:
         own = get_reshape_extents(reshape(ranked[0], None).shape)
         same = own if alike and own.count(-1) < 2 else None  # no broadcast: any shape of the first is suitable
         return [rebuild_op(mb, op, **{name: reshape(op.inputs[name], same or shape) for name, shape in found.items()})]
 
-    return build
+    return build_lowered
 
 
 def _merge_broadcast_shapes(
@@ -276,14 +276,14 @@ def _plan_transpose(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
         plans.append((merged_shape, order))
         extents = [extents[axis] for axis in step]
 
-    def build(mb: Any, reshape: _ReshapeFunction) -> list[Var]:
+    def build_lowered(mb: Any, reshape: _ReshapeFunction) -> list[Var]:
         x = op.x
         for merged_shape, order in plans:
             x = reshape(x, merged_shape)
             x = mb.transpose(x=x, perm=order) if order != sorted(order) else x
         return [x]
 
-    return build
+    return build_lowered
 
 
 def _plan_slice(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
@@ -472,7 +472,7 @@ def build_region(mb: RewriteBuilder, plans: Sequence[tuple[Operation, _BuildFunc
     lowered: dict[Var, Var] = {}
     reshaped: dict[tuple[Var, tuple[int, ...]], Var] = {}
 
-    def reshape(var: Var, shape: Sequence[int] | None) -> Var:
+    def reshape_value(var: Var, shape: Sequence[int] | None) -> Var:
         value = lowered.get(var, var)
         if shape is None or list(shape) == get_reshape_extents(value.shape):
             return value
@@ -486,10 +486,10 @@ def build_region(mb: RewriteBuilder, plans: Sequence[tuple[Operation, _BuildFunc
     replaced: dict[Var, Var] = {}
     for op, build in plans:
         with mb.at(op):
-            for old, new in zip(op.outputs, build(mb, reshape)):
+            for old, new in zip(op.outputs, build(mb, reshape_value)):
                 lowered[old] = new
                 if old.rank <= most:
-                    lowered[old] = replaced[old] = reshape(new, get_reshape_extents(old.shape))
+                    lowered[old] = replaced[old] = reshape_value(new, get_reshape_extents(old.shape))
     return replaced
 
 

@@ -96,7 +96,7 @@ class ChunkLopsided(BlockRewrite):
     def rewrite_block(self, hit: Hit, mb: RewriteBuilder) -> dict[Var, Var]:
         reshaped: dict[Var, Var] = {}
 
-        def reshape(var: Var) -> Var:
+        def reshape_value(var: Var) -> Var:
             if var.rank == 0:
                 return var
             shape = hit.new if get_static_shape(var) == hit.old else (1,) * len(hit.new)
@@ -110,7 +110,7 @@ class ChunkLopsided(BlockRewrite):
         for op in hit.ops:
             (out,) = op.outputs
             with mb.at(op):
-                operands = {name: reshape(op.inputs[name]) for name in _OPERAND_NAMES if name in op.inputs}
+                operands = {name: reshape_value(op.inputs[name]) for name in _OPERAND_NAMES if name in op.inputs}
                 reshaped[out] = rebuild_op(mb, op, **operands)
                 if out in hit.leaving:
                     replaced[out] = mb.reshape(x=reshaped[out], shape=np.array(hit.old, np.int32))
@@ -186,10 +186,10 @@ def _make_signal_example(
 ) -> Example:
     """Make an example of five elementwise ops, of which `first` (a relu) is the first, on a signal."""
 
-    def body(x: Var) -> Var:
+    def build_body(x: Var) -> Var:
         value = first(x) if first is not None else Builder.relu(x=x)
         value = Builder.mul(x=value, y=np.float16(0.5))
         result: Var = Builder.add(x=Builder.sqrt(x=Builder.abs(x=value)), y=x, name="y")
         return result
 
-    return make_example(name, body, reason=reason, x=(1, length))
+    return make_example(name, build_body, reason=reason, x=(1, length))

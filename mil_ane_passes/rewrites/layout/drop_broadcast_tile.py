@@ -171,11 +171,11 @@ def _make_scaling_example(
 ) -> Example:
     """Make an example of `last` (a product) of x and a repeated value."""
 
-    def body(x: Var, z: Var) -> Var:
+    def build_body(x: Var, z: Var) -> Var:
         built: Var = last(x, repeat(z)) if last is not None else Builder.mul(x=x, y=repeat(z), name="y")
         return built
 
-    return make_example(name, body, reason=reason, x=(2, 3, 4), z=(2, 1, 4))
+    return make_example(name, build_body, reason=reason, x=(2, 3, 4), z=(2, 1, 4))
 
 
 def _build_square(z: Var) -> Var:

@@ -96,13 +96,13 @@ def _make_windows_example(
 ) -> Example:
     """Make an example of windows of an image, with `between` before they are transposed."""
 
-    def body(x: Var) -> Var:
+    def build_body(x: Var) -> Var:
         value = Builder.reshape(x=x, shape=[-1, 2, 4, 2, 4, 4])
         value = Builder.transpose(x=between(value) if between is not None else value, perm=[0, 1, 3, 2, 4, 5])
         result: Var = Builder.reshape(x=value, shape=list(last), name="y")
         return result
 
-    return make_example(name, body, reason=reason, x=(1, 8, 8, 4))
+    return make_example(name, build_body, reason=reason, x=(1, 8, 8, 4))
 
 
 def _build_shuffle(x: Var) -> Var:

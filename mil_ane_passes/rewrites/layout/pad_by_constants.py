@@ -192,11 +192,11 @@ def _encode_fill_bits(fill: float) -> bytes:
 def _build_shared_const(mb: RewriteBuilder, key: Any, make: Callable[[], np.ndarray[Any, Any]]) -> Var:
     """Return the constant called `key`, shared by all its users in this block."""
 
-    def made() -> Any:
+    def build_const() -> Any:
         with mb.at(get_first_op(mb.block), key[0]):
             return mb.const(val=make())
 
-    constant: Var = mb.once(key, made)
+    constant: Var = mb.once(key, build_const)
     return constant
 
 
@@ -204,7 +204,7 @@ def _build_border_const(mb: RewriteBuilder, x: Var, padded: PadAmounts, fill: fl
     """Build a constant of `fill` around -0.0, which changes no number when added, zeros of both signs included."""
     shape = tuple(int(x.shape[axis]) + sum(padded[axis]) if axis in padded else 1 for axis in range(x.rank))
 
-    def make() -> np.ndarray[Any, Any]:
+    def make_border() -> np.ndarray[Any, Any]:
         border = np.full(shape, fill, np.float16)
         middle = [slice(None)] * len(shape)
         for axis, (before, behind) in padded.items():
@@ -212,7 +212,7 @@ def _build_border_const(mb: RewriteBuilder, x: Var, padded: PadAmounts, fill: fl
         border[tuple(middle)] = -0.0
         return border
 
-    return _build_shared_const(mb, ("border", _encode_fill_bits(fill), shape, tuple(padded.items())), make)
+    return _build_shared_const(mb, ("border", _encode_fill_bits(fill), shape, tuple(padded.items())), make_border)
 
 
 def _make_pad_example(

@@ -138,7 +138,7 @@ class PadLastAxis(BlockRewrite):
         padded: dict[Var, Var] = {}
         replaced: dict[Var, Var] = {}
 
-        def pad(var: Var) -> Var:
+        def pad_value(var: Var) -> Var:
             if var not in padded:
                 missing = (hit.rows.extent(var) or 0) - int(var.shape[-1])
                 padded[var] = mb.pad(x=var, pad=[0, missing], mode="constant", constant_val=np.float16(0))
@@ -146,7 +146,7 @@ class PadLastAxis(BlockRewrite):
 
         for op, step in region.steps.items():
             with mb.at(op):
-                built = step.build(mb, pad)
+                built = step.build(mb, pad_value)
                 outputs = list(built) if isinstance(built, (list, tuple)) else [built]
                 _rebind_to_slices(outputs[0].op, replaced)
                 if not step.padded_outputs:
@@ -369,7 +369,7 @@ def _plan_product(op: Operation, rows: _RowPadding) -> _PaddedStep | None:
     padded = [*([x] if inner is not None else []), *([] if is_const(y) else [y])]
     axes = {axis: wide for axis, wide in ((-3 - columns_at, inner), (columns_at, columns)) if wide is not None}
 
-    def build(mb: Any, pad: _PadFunction) -> Any:
+    def build_op(mb: Any, pad: _PadFunction) -> Any:
         changed: dict[str, Any] = {"x": pad(op.x)} if inner is not None else {}
         name = "weight" if op.op_type == "linear" else "y"
         if is_const(y):
@@ -382,7 +382,7 @@ def _plan_product(op: Operation, rows: _RowPadding) -> _PaddedStep | None:
         return rebuild_op(mb, op, **changed)
 
     outputs = tuple(op.outputs) if columns is not None else ()
-    return _PaddedStep(tuple(dict.fromkeys(padded)), outputs, build, _UNBOUNDED, rows.count_padded_bytes(y, axes),
+    return _PaddedStep(tuple(dict.fromkeys(padded)), outputs, build_op, _UNBOUNDED, rows.count_padded_bytes(y, axes),
                        exact=False, unpadded_inputs=(x,) if inner is None else ())
 
 
@@ -425,10 +425,10 @@ def _plan_unary(op: Operation, rows: _RowPadding) -> _PaddedStep | None:
 
 
 def _plan_on_x(op: Operation, reach: float, *, exact: bool = True, **changes: Any) -> _PaddedStep:
-    def build(mb: Any, pad: _PadFunction) -> Any:
+    def build_op(mb: Any, pad: _PadFunction) -> Any:
         return rebuild_op(mb, op, x=pad(op.x), **changes)
 
-    return _PaddedStep((op.x,), tuple(op.outputs), build, reach, exact=exact)
+    return _PaddedStep((op.x,), tuple(op.outputs), build_op, reach, exact=exact)
 
 
 def _plan_binary(op: Operation, rows: _RowPadding) -> _PaddedStep | None:
@@ -487,7 +487,7 @@ def _plan_operands(
     if len(operands) < len(found) or not any(each.wide for each in operands.values()):
         return None
 
-    def build(mb: Any, pad: _PadFunction) -> Any:
+    def build_op(mb: Any, pad: _PadFunction) -> Any:
         changed = {}
         for name, each in operands.items():
             if each.is_read_padded:
@@ -498,7 +498,7 @@ def _plan_operands(
 
     padded = tuple(each.var for each in operands.values() if each.is_read_padded)
     constants = sum(rows.count_padded_bytes(each.var, {-1: each.wide}) for each in operands.values() if each.wide)
-    return _PaddedStep(padded, tuple(op.outputs), build, reach, constants)
+    return _PaddedStep(padded, tuple(op.outputs), build_op, reach, constants)
 
 
 def _combine_reaches(op: Operation, x: _Operand | None, y: _Operand | None) -> float:
@@ -557,12 +557,12 @@ def _plan_join(op: Operation, rows: _RowPadding) -> _PaddedStep | None:
     if any(rows.extent(var) is None for var in padded):
         return None
 
-    def build(mb: Any, pad: _PadFunction) -> Any:
+    def build_op(mb: Any, pad: _PadFunction) -> Any:
         return rebuild_op(mb, op, values=[
             rows.pad_const(mb, var, {-1: wide}) if is_const(var) else pad(var) for var in op.values])
 
     constants = sum(rows.count_padded_bytes(var, {-1: wide}) for var in op.values)
-    return _PaddedStep(padded, tuple(op.outputs), build, max(rows.get_reach(var) for var in op.values), constants)
+    return _PaddedStep(padded, tuple(op.outputs), build_op, max(rows.get_reach(var) for var in op.values), constants)
 
 
 def _plan_select(op: Operation, rows: _RowPadding) -> _PaddedStep | None:
@@ -673,22 +673,22 @@ def _make_example_between_activations(
 ) -> Example:
     """Make an example of `op` after four activations and before one."""
 
-    def body(x: Var) -> Var:
+    def build_body(x: Var) -> Var:
         for _ in range(2):
             x = Builder.relu(x=Builder.sin(x=x))
         built: Var = Builder.relu(x=op(x), name="y")
         return built
 
-    return make_example(name, body, x=x, **expected)
+    return make_example(name, build_body, x=x, **expected)
 
 
 def _make_activations_example(name: str, width: int, **expected: Any) -> Example:
-    def body(x: Var) -> Var:
+    def build_body(x: Var) -> Var:
         added = Builder.add(x=x, y=np.float16(0.5))
         built: Var = Builder.relu(x=Builder.mul(x=Builder.tanh(x=added), y=added), name="y")
         return built
 
-    return make_example(name, body, x=(2, 3, width), **expected)
+    return make_example(name, build_body, x=(2, 3, width), **expected)
 
 
 def _build_perceptron(x: Var) -> Var:

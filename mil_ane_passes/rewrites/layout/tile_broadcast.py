@@ -105,13 +105,13 @@ def _compute_repeats(var: Var, other: Var, shape: Sequence[Any]) -> list[int] | 
 
 
 def _tile_operand(mb: RewriteBuilder, var: Var, repeats: list[int]) -> Var:
-    def make() -> Any:
+    def build_tile() -> Any:
         with mb.at(mb.find_insertion_point(var), var.name):
             front = len(repeats) - var.rank
             wide = mb.expand_dims(x=var, axes=list(range(front))) if front else var
             return mb.tile(x=wide, reps=np.array(repeats, dtype=np.int32))
 
-    tiled: Var = mb.once(("tile", var, tuple(repeats)), make)
+    tiled: Var = mb.once(("tile", var, tuple(repeats)), build_tile)
     return tiled
 
 

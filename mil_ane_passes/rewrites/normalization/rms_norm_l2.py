@@ -157,30 +157,30 @@ class RmsNormL2(Rewrite):
         return result
 
     def examples(self) -> Iterable[Example]:
-        def norm(name: str, *args: Any, **settings: Any) -> Example:
+        def make_case(name: str, *args: Any, **settings: Any) -> Example:
             options = {"everywhere": True, **settings.pop("options", {})}
             return make_norm_example(name, *args, **{"options": options, **settings})
 
-        yield norm("as Llama's")
-        yield norm("long rows", width=64, scale=500.0)
-        yield norm("long rows of another norm", _build_sum_norm, scale=500.0)
-        yield norm("kept small", lambda x, number: build_llama_norm(Builder.tanh(x=x), number), measured=False)
-        yield norm("divided by the root", _build_root_norm, scale=4.0)
-        yield norm("divided by the root of a large sum", _build_root_norm, width=32, scale=300.0)
-        yield norm("not measured", measured=False,
-                   reason="the length of rows is unbounded: give feeds or ranges, or use ane::scaled_rms_norm")
-        yield norm("too long", scale=20000.0,
-                   reason="rows may have length 1.411e+05, above 16384: use ane::scaled_rms_norm")
+        yield make_case("as Llama's")
+        yield make_case("long rows", width=64, scale=500.0)
+        yield make_case("long rows of another norm", _build_sum_norm, scale=500.0)
+        yield make_case("kept small", lambda x, number: build_llama_norm(Builder.tanh(x=x), number), measured=False)
+        yield make_case("divided by the root", _build_root_norm, scale=4.0)
+        yield make_case("divided by the root of a large sum", _build_root_norm, width=32, scale=300.0)
+        yield make_case("not measured", measured=False,
+                        reason="the length of rows is unbounded: give feeds or ranges, or use ane::scaled_rms_norm")
+        yield make_case("too long", scale=20000.0,
+                        reason="rows may have length 1.411e+05, above 16384: use ane::scaled_rms_norm")
         yield make_norm_example(
             "another target",
             reason="measured on M5 only, not on A12, A13, M1, M2, M3, M4, A18 and M6: choose that target, or "
                    "everywhere=true")
-        yield norm("over the first axis", _build_first_axis_norm,
-                   reason="reduced over axes other than the last; only that was measured")
-        yield norm("in fp32", dtype=np.float32, reason="squared in fp32, off the ANE")
-        yield norm("an odd number of elements", width=2049, reason="fp16 does not represent 2049, the number of "
+        yield make_case("over the first axis", _build_first_axis_norm,
+                        reason="reduced over axes other than the last; only that was measured")
+        yield make_case("in fp32", dtype=np.float32, reason="squared in fp32, off the ANE")
+        yield make_case("an odd number of elements", width=2049, reason="fp16 does not represent 2049, the number of "
                                                                    "elements")
-        yield norm("a length already", lambda x, number: Builder.real_div(
+        yield make_case("a length already", lambda x, number: Builder.real_div(
             x=x, y=Builder.reduce_l2_norm(x=x, axes=[-1], keep_dims=True), name="y"),
             reason="no product with the root of a sum of squares")
 

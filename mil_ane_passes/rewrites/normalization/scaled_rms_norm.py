@@ -206,11 +206,11 @@ def _build_largest_magnitude(mb: RewriteBuilder, norm: Norm) -> Var:
     lowest = find_lowest_divisor(norm)
     axes, x = norm.reduce.axes, norm.x
 
-    def build() -> Any:
+    def build_maximum() -> Any:
         largest = mb.reduce_max(x=mb.abs(x=x), axes=axes, keep_dims=True)
         return mb.clip(x=largest, alpha=np.float16(lowest), beta=np.float16(FP16_MAX))
 
-    result: Var = mb.once(("largest", x, None if axes is None else tuple(get_const_value(axes)), lowest), build)
+    result: Var = mb.once(("largest", x, None if axes is None else tuple(get_const_value(axes)), lowest), build_maximum)
     return result
 
 

@@ -159,12 +159,12 @@ def _read_as_fp16(mb: RewriteBuilder, var: Var) -> Any:
 
 def _make_moved_example(name: str, move: Callable[[Var], Any], **settings: Any) -> Example:
     """Make an example of what `move` returns, cast to fp16."""
-    def body(x: Var) -> list[Var]:
+    def build_body(x: Var) -> list[Var]:
         moved = move(x)
         parts = moved if isinstance(moved, (list, tuple)) else [moved]
         return [Builder.tanh(x=Builder.cast(x=part, dtype="fp16")) for part in parts]
 
-    return make_example(name, body, dtype=types.fp32, x=(2, 8), **settings)
+    return make_example(name, build_body, dtype=types.fp32, x=(2, 8), **settings)
 
 
 def _build_between_fp16(x: Var) -> Any:

@@ -191,13 +191,13 @@ class UnrollRecurrent(Rewrite):
         """Make an example of a layer of 8 units whose initial states are inputs of the program."""
         weight = make_weight(self.gates * 8, 8, dtype=types.nptype_from_builtin(dtype))
 
-        def body(x: Var, **states: Var) -> Any:
+        def build_body(x: Var, **states: Var) -> Any:
             return getattr(Builder, self.roots[0])(
                 x=x, **dict(zip(self.states, states.values())), weight_ih=weight, weight_hh=weight[::-1], name="y",
                 **parameters)
 
         states: dict[str, Any] = {short: (batch, 8) for short, _ in zip("hc", self.states)}
-        return make_example(name, body, reason=reason, options=options, within=within, opset=opset, dtype=dtype,
+        return make_example(name, build_body, reason=reason, options=options, within=within, opset=opset, dtype=dtype,
                             x=(steps, batch, 8), **states)
 
     def make_constant_state_example(
@@ -207,11 +207,11 @@ class UnrollRecurrent(Rewrite):
         weight = make_weight(self.gates * 8, 8)
         states = dict.fromkeys(self.states, np.full((2, 8), value, np.float16))
 
-        def body(x: Var) -> Any:
+        def build_body(x: Var) -> Any:
             return getattr(Builder, self.roots[0])(
                 x=x, **states, weight_ih=weight, weight_hh=weight, output_sequence=True, name="y", **parameters)[0]
 
-        return make_example(name, body, opset=opset, x=(3, 2, 8))
+        return make_example(name, build_body, opset=opset, x=(3, 2, 8))
 
     def iterate_limit_examples(self, chain: int, ops: int) -> Iterator[Example]:
         """Yield the layers that no cell unrolls; `chain` and `ops` are the sizes that four steps would make."""

@@ -133,7 +133,7 @@ def _make_key(op: Operation, first_of: dict[Var, Var], consts: dict[Var, Hashabl
     if not op.outputs or any(types.is_list(var.sym_type) or types.is_state(var.sym_type) for var in op.outputs):
         return None
 
-    def identify(var: Var) -> Hashable:
+    def make_var_key(var: Var) -> Hashable:
         if not is_const(var):
             return id(first_of.get(var, var))
         if var not in consts:
@@ -144,11 +144,11 @@ def _make_key(op: Operation, first_of: dict[Var, Var], consts: dict[Var, Hashabl
     for name in sorted(op.inputs):
         bound = op.inputs[name]
         if isinstance(bound, (list, tuple)):
-            inputs.append((name, tuple(map(identify, bound))))
+            inputs.append((name, tuple(map(make_var_key, bound))))
         elif bound is not None:
-            inputs.append((name, identify(bound)))
+            inputs.append((name, make_var_key(bound)))
     if op.op_type in _COMMUTATIVE_OPS:
-        inputs = [frozenset((identify(op.x), identify(op.y)))]
+        inputs = [frozenset((make_var_key(op.x), make_var_key(op.y)))]
     return op.op_type, tuple(inputs)
 
 

@@ -334,13 +334,13 @@ def _make_crop_example(
     """Make an example of crops to 4x4, by default of image 0 and with aligned corners."""
     parameters = {"target_height": 4, "target_width": 4, "sampling_mode": "ALIGN_CORNERS"} | parameters
 
-    def body(x: Var) -> Var:
+    def build_body(x: Var) -> Var:
         images = np.array(indices or [0] * len(boxes), np.int32)
         built: Var = Builder.crop_resize(x=x, boxes=np.array(boxes, np.float32), box_indices=images, name="y",
                                          **parameters)
         return built
 
-    return make_example(name, body, reason=reason, options=options, dtype=dtype, x=x)
+    return make_example(name, build_body, reason=reason, options=options, dtype=dtype, x=x)
 
 
 def _make_roi_example(
@@ -354,8 +354,8 @@ def _make_roi_example(
     """Make an example of crops to 3x4 in the form of iOS15 and iOS16, whose boxes are `roi`."""
     roi = np.array(boxes, np.float16).reshape(len(boxes), 1, -1, 1, 1)
 
-    def body(x: Var) -> Var:
+    def build_body(x: Var) -> Var:
         built: Var = Builder.crop_resize(x=x, roi=roi, target_height=3, target_width=4, name="y")
         return built
 
-    return make_example(name, body, reason=reason, opset=opset, x=x)
+    return make_example(name, build_body, reason=reason, opset=opset, x=x)

@@ -26,7 +26,7 @@ class Emitter:
 
         Python values become constants. The type of the output is that of the value `like`, if any.
         """
-        node = self.graph.create(kind, [self._value(args) for args in inputs], 1)
+        node = self.graph.create(kind, [self._get_value(args) for args in inputs], 1)
         self._insert_node(node)
         output = node.output()
         if like is not None:
@@ -67,7 +67,7 @@ class Emitter:
         output.setType(torch._C.ListType(integer) if name == "List[int]" else integer)
         return output
 
-    def _value(self, given: Any) -> Any:
+    def _get_value(self, given: Any) -> Any:
         import torch
 
         if isinstance(given, torch._C.Value):

@@ -74,14 +74,14 @@ def _make_chunk_step(emit: Emitter, node: Any, index: int) -> ViewStep:
     else:
         chunks, dim = map(_read_element, list(node.inputs())[1:])
 
-    def bounds(parent: Any) -> tuple[Any, Any, Any]:
+    def get_bounds(parent: Any) -> tuple[Any, Any, Any]:
         size = emit.size(parent, dim)
         rounded_up = emit.arithmetic("aten::sub", emit.arithmetic("aten::add", size, chunks), 1)
         part_size = emit.arithmetic("aten::floordiv", rounded_up, chunks)
         begin = emit.arithmetic("aten::mul", part_size, index) if index else 0
         return dim, begin, emit.arithmetic("aten::mul", part_size, index + 1)
 
-    return _SlicePart(emit, node, index, bounds)
+    return _SlicePart(emit, node, index, get_bounds)
 
 
 def _make_split_step(emit: Emitter, node: Any, index: int) -> ViewStep:
@@ -89,14 +89,14 @@ def _make_split_step(emit: Emitter, node: Any, index: int) -> ViewStep:
     inputs, dim = list(node.inputs())[1:]
     sizes = [_read_element(inputs)] * (index + 1) if inputs.type().kind() == "IntType" else _read_elements(inputs)
 
-    def bounds(parent: Any) -> tuple[Any, Any, Any] | None:
+    def get_bounds(parent: Any) -> tuple[Any, Any, Any] | None:
         if sizes is None:
             return None
         edges = list(itertools.accumulate(sizes[:index + 1], functools.partial(emit.arithmetic, "aten::add"),
                                           initial=0))
         return _read_element(dim), edges[index], edges[index + 1]
 
-    return _SlicePart(emit, node, index, bounds)
+    return _SlicePart(emit, node, index, get_bounds)
 
 
 def _make_tensor_split_step(emit: Emitter, node: Any, index: int) -> ViewStep:
@@ -106,7 +106,7 @@ def _make_tensor_split_step(emit: Emitter, node: Any, index: int) -> ViewStep:
     """
     inputs, dim = list(node.inputs())[1:]
 
-    def bounds(parent: Any) -> tuple[Any, Any, Any] | None:
+    def get_bounds(parent: Any) -> tuple[Any, Any, Any] | None:
         where = (
             _compute_section_bounds(node, read_constant(inputs), _read_element(dim))
             if inputs.type().kind() == "IntType"
@@ -117,7 +117,7 @@ def _make_tensor_split_step(emit: Emitter, node: Any, index: int) -> ViewStep:
         edges: list[Any] = [0, *where, None]
         return _read_element(dim), edges[index], edges[index + 1]
 
-    return _SlicePart(emit, node, index, bounds)
+    return _SlicePart(emit, node, index, get_bounds)
 
 
 def _compute_section_bounds(node: Any, sections: int | None, dim: Any) -> list[int] | None:

@@ -134,14 +134,14 @@ def make_narrow_step(emit: Emitter, node: Any) -> ViewStep:
     if start.type().kind() == "TensorType":
         raise NotConverted.at(node, "narrow starts at a tensor", "use an int start")
 
-    def bounds(parent: Any) -> tuple[Any, Any, Any]:
+    def get_bounds(parent: Any) -> tuple[Any, Any, Any]:
         known = read_constant(start), read_constant(length)
         if None in known:
             return dim, start, emit.arithmetic("aten::add", start, length)
         end = known[0] + known[1]
         return dim, start, None if known[0] < 0 and end == 0 else end
 
-    return SliceView(emit, node, bounds)
+    return SliceView(emit, node, get_bounds)
 
 
 def _get_sizes(value: Any) -> list[int] | None:

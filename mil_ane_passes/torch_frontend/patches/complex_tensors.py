@@ -219,7 +219,7 @@ def _get_imag_part(value: Any) -> Any:
 def _lower_by_parts(call: Any) -> Any:
     places = _PARTWISE_KINDS[call.kind]
 
-    def run(label: str, part: Callable[[Any], Any]) -> Any:
+    def run_part(label: str, part: Callable[[Any], Any]) -> Any:
         inputs = [map_nested(part, value) if place in places else value for place, value in enumerate(call.given)]
         if any(map(_has_complex, inputs)):
             raise _make_unsupported_error(call.node)
@@ -233,7 +233,7 @@ def _lower_by_parts(call: Any) -> Any:
             },
         )
 
-    real, imag = run("real", _get_real_part), run("imag", _get_imag_part)
+    real, imag = run_part("real", _get_real_part), run_part("imag", _get_imag_part)
     if isinstance(real, list | tuple):
         return type(real)(map(join_complex, real, imag))
     return join_complex(real, imag)
@@ -250,17 +250,17 @@ def _lower_product(call: Any) -> Any:
         raise NotConverted.at(call.node, "has more than two complex operands", "multiply two at a time")
     (a, b), (c, d) = split_complex(first), split_complex(second)
 
-    def product(x: Var, y: Var, label: str) -> Var:
+    def build_product(x: Var, y: Var, label: str) -> Var:
         operands = [call.given[0], type(call.given[1])((x, y)), *call.given[2:]] if nested else [x, y, *call.given[2:]]
         return cast_to(_run_lowering(call, label, operands), types.fp32)
 
-    def times(x: Var, y: Var, label: str) -> Var | None:
-        return None if is_zero(x) or is_zero(y) else product(x, y, label)
+    def mul_parts(x: Var, y: Var, label: str) -> Var | None:
+        return None if is_zero(x) or is_zero(y) else build_product(x, y, label)
 
-    ac, bd, ad, bc = times(a, c, "ac"), times(b, d, "bd"), times(a, d, "ad"), times(b, c, "bc")
+    ac, bd, ad, bc = mul_parts(a, c, "ac"), mul_parts(b, d, "bd"), mul_parts(a, d, "ad"), mul_parts(b, c, "bc")
     real, imag = _subtract_optional(ac, bd), _add_optional(ad, bc)
     if real is None and imag is None:  # a product by 0
-        real = product(a, c, "zero")
+        real = build_product(a, c, "zero")
     if real is None or imag is None:
         nothing = zeros_like(real if imag is None else imag)
         real, imag = nothing if real is None else real, nothing if imag is None else imag
@@ -555,7 +555,7 @@ def _is_complex_literal(value: Any) -> bool:
 
 def _to_readable(value: Any) -> Any:
     """Convert the literals to a form that coremltools reads: a complex dtype to torch's number of complex64."""
-    def readable(item: Any) -> Any:
+    def convert_item(item: Any) -> Any:
         return (
             ComplexLiteral(item)
             if isinstance(item, complex)
@@ -564,4 +564,4 @@ def _to_readable(value: Any) -> Any:
             else item
         )
 
-    return map_nested(readable, value)
+    return map_nested(convert_item, value)

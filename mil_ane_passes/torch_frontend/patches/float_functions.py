@@ -61,11 +61,11 @@ def probe() -> str | None:
 
 def cast_operands_to_float(host: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
     """Wrap coremltools' lowering: it receives its int and bool operands as fp32."""
-    def lowering(context: Any, node: Any) -> None:
+    def lower_as_float(context: Any, node: Any) -> None:
         changed = copy.copy(node)
         changed.inputs = [_cast_to_float(context, node, name, place) for place, name in enumerate(node.inputs)]
         host(context, changed)
-    return lowering
+    return lower_as_float
 
 
 for _kind in filter(is_lowered_by_coremltools, _FLOAT_ONLY_KINDS):

@@ -72,12 +72,12 @@ def cosine_similarity(context: Any, node: Any) -> None:
         np.float32(to_python(inputs.eps, node, "eps")),
     )
 
-    def unit(vector: Var) -> Var:
+    def to_unit(vector: Var) -> Var:
         norm = mb.reduce_l2_norm(x=vector, axes=[axis], keep_dims=True)
         return mb.real_div(x=vector, y=mb.maximum(x=norm, y=eps))
 
     add_result(
-        context, node, mb.reduce_sum(x=mb.mul(x=unit(x), y=unit(y)), axes=[axis], keep_dims=False, name=node.name)
+        context, node, mb.reduce_sum(x=mb.mul(x=to_unit(x), y=to_unit(y)), axes=[axis], keep_dims=False, name=node.name)
     )
 
 

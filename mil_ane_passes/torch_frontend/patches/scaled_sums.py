@@ -99,13 +99,13 @@ def outer(context: Any, node: Any) -> None:
 
 
 def _make_comparison_lowering(compare: Callable[..., Var]) -> Callable[[Any, Any], None]:
-    def lowering(context: Any, node: Any) -> None:
+    def lower_comparison(context: Any, node: Any) -> None:
         inputs = bind_arguments(context, node, "self other")
         x, y = promote_operands(inputs.self, inputs.other)
         if x.dtype == types.bool:
             x, y = cast_to(x, types.int32), cast_to(y, types.int32)
         give(context, node, compare(x=x, y=y, name=node.name))
-    return lowering
+    return lower_comparison
 
 
 for _kind, _compare in {"lt": mb.less, "le": mb.less_equal, "gt": mb.greater, "ge": mb.greater_equal}.items():

@@ -43,12 +43,12 @@ def probe() -> str | None:
 @PATCH.replace_function(f"{_TORCH_FRONTEND}.internal_graph", "InternalTorchIRNode.from_exir_node")
 def from_exir_node(host: Callable[..., Any], cls: Any, node: Any) -> Any:
     """Read one node of an exported program; mark its text arguments."""
-    def mark(item: Any) -> Any:
+    def mark_text(item: Any) -> Any:
         return TextArgument(item) if type(item) is str else item
 
     return host(cls, SimpleNamespace(
-        target=node.target, name=node.name, meta=node.meta, args=map_nested(mark, node.args),
-        kwargs={name: map_nested(mark, value) for name, value in node.kwargs.items()}))
+        target=node.target, name=node.name, meta=node.meta, args=map_nested(mark_text, node.args),
+        kwargs={name: map_nested(mark_text, value) for name, value in node.kwargs.items()}))
 
 
 @PATCH.replace_function(f"{_TORCH_FRONTEND}.converter", "TranscriptionContext.__contains__")

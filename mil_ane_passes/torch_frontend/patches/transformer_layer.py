@@ -44,7 +44,7 @@ def lower_encoder_layer(context: Any, node: Any) -> None:
     if x.rank != 3:
         raise NotConverted.at(node, f"expects samples × positions × features, but got rank {x.rank}")
 
-    def norm(value: Var, which: int) -> Var:
+    def build_norm(value: Var, which: int) -> Var:
         return mb.layer_norm(x=value, axes=[-1], gamma=getattr(inputs, f"norm_weight_{which}").val,
                              beta=getattr(inputs, f"norm_bias_{which}").val, epsilon=eps)
 
@@ -54,11 +54,11 @@ def lower_encoder_layer(context: Any, node: Any) -> None:
         return mb.linear(x=inner, weight=inputs.ffn_weight_2, bias=inputs.ffn_bias_2)
 
     if to_python(inputs.norm_first, node, "norm_first"):
-        x = mb.add(x=x, y=_attend_to_self(node, inputs, norm(x, 1)))
-        x = mb.add(x=x, y=feed_forward(norm(x, 2)))
+        x = mb.add(x=x, y=_attend_to_self(node, inputs, build_norm(x, 1)))
+        x = mb.add(x=x, y=feed_forward(build_norm(x, 2)))
     else:
-        x = norm(mb.add(x=x, y=_attend_to_self(node, inputs, x)), 1)
-        x = norm(mb.add(x=x, y=feed_forward(x)), 2)
+        x = build_norm(mb.add(x=x, y=_attend_to_self(node, inputs, x)), 1)
+        x = build_norm(mb.add(x=x, y=feed_forward(x)), 2)
     add_result(context, node, name_result(x, node))
 
 
