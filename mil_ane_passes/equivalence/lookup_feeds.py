@@ -29,10 +29,13 @@ _ROWS_AT_ONCE = 1024
 "Rows of tables that are compared at a time, in float64: a table may be as large as memory."
 _MAX_INDEX_OPS, _MAX_INDICES = 64, 1 << 16
 "The most ops that compute the indices of a lookup from inputs, and elements of each: they are computed many times."
+_MAX_RUNS, _MAX_SEARCH_RUNS = 4, 1 << 13
+"The most runs of a function, and the most computations of indices in which ids are searched."
 _MAX_TABLE_OPS = 16
 "The most ops between constants and a table that is computed from them."
-_TABLE_OPS = frozenset(("add", "cast", "concat", "expand_dims", "identity", "mul", "real_div", "reshape", "squeeze",
-                        "slice_by_index", "slice_by_size", "split", "sub", "transpose"))
+_TABLE_OPS = frozenset((
+    "add", "cast", "concat", "cos", "expand_dims", "gather", "identity", "mul", "pad", "real_div", "reshape", "reverse",
+    "sin", "slice_by_index", "slice_by_size", "split", "squeeze", "stack", "sub", "tile", "transpose"))
 "Ops by which tables are computed from constants."
 _FLAG_MOVEMENTS = frozenset(("cast", "expand_dims", "identity", "reshape", "squeeze"))
 "Ops between the flags of the row that is looked up and the product that does it."
@@ -74,9 +77,58 @@ def build_table_row_plans(
                 for use in find_id_uses(before, name, lookup.indices, feeds, lookup.element):
                     wanted.setdefault(use.name, []).append((rows, use))
             chosen = {each: _choose_ids(feeds[each], uses, domains[each]) for each, uses in wanted.items()}
-            if chosen:
-                made.append(Plan(name, ROWS, feeds | chosen, make_state(function, 0), typed=False, adversarial=ROWS))
+            runs = [feeds | chosen] * bool(chosen)
+            for lookup, rows in found:
+                values = None if chosen and _reads_any(before, name, lookup, rows, runs[0]) else _search_ids(
+                    before, name, lookup, rows, feeds, domains)
+                runs += [] if values is None else [values]
+            made += [Plan(name, f"{ROWS} {number}" if number else ROWS, each, make_state(function, 0), typed=False,
+                          adversarial=ROWS) for number, each in enumerate(runs[:_MAX_RUNS])]
     return made
+
+
+def _reads_any(program: Program, function: str, lookup: _Lookup, rows: Array, feeds: Mapping[str, Array]) -> bool:
+    """Return whether a lookup reads one of `rows`; False where that cannot be computed."""
+    from ..runtime import Runtime
+
+    ops = _list_needed_ops(lookup.indices)
+    if ops is None:
+        return False
+    try:
+        runtime = Runtime(program, function=function, precision="float64")
+        found = np.asarray(runtime.compute(lookup.indices, ops, feeds), np.int64).reshape(-1)
+    except AnePassesError:
+        return False
+    return bool(np.isin(found if lookup.element is None else found[lookup.element], rows).any())
+
+
+def _search_ids(
+    program: Program, function: str, lookup: _Lookup, rows: Array, feeds: Mapping[str, Array],
+    domains: Mapping[str, Interval],
+) -> dict[str, Array] | None:
+    """Search feeds in which a lookup reads one of `rows`, whose indices follow from ids in another way: through a map
+    of ids, or a hash. Each run tries as many ids as the input has elements. None where there are none."""
+    from ..runtime import Runtime
+
+    ops = _list_needed_ops(lookup.indices)
+    if ops is None or sum(value.size for value in feeds.values()) > _MAX_INDICES:
+        return None
+    read = {lookup.indices, *(each for op in ops for each in get_flat_inputs(op))}
+    try:
+        runtime = Runtime(program, function=function, precision="float64")
+        for name, var in program.functions[function].inputs.items():
+            if name not in feeds or var not in read or feeds[name].dtype.kind not in "iu" or not feeds[name].size:
+                continue
+            low, size = math.ceil(max(domains[name][0], 0)), feeds[name].size
+            high = min(domains[name][1], low + size * _MAX_SEARCH_RUNS - 1, np.iinfo(feeds[name].dtype).max)
+            for first in range(low, math.floor(high) + 1, size):
+                ids = np.minimum(first + np.arange(size), high).astype(feeds[name].dtype).reshape(feeds[name].shape)
+                found = np.asarray(runtime.compute(lookup.indices, ops, {**feeds, name: ids}), np.int64).reshape(-1)
+                if np.isin(found if lookup.element is None else found[lookup.element], rows).any():
+                    return {**feeds, name: ids}
+    except AnePassesError:
+        pass  # ids that cannot be looked up
+    return None
 
 
 def _find_differing_lookups(before: Program, after: Program, function: str) -> list[tuple[_Lookup, Array]]:

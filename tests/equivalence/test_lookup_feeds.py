@@ -12,6 +12,8 @@ from mil_ane_passes.equivalence.equivalence import compare_programs
 
 COUNT, WIDTH, ROW = 3000, 4, 2345
 WINDOW = 5
+ORDER = np.random.default_rng(1).permutation(COUNT).astype(np.int32)
+ORDER[np.flatnonzero(ORDER == ROW)[0]], ORDER[1234] = ORDER[1234], ROW
 
 
 def _begin(place):
@@ -48,6 +50,11 @@ LOOKUPS = {
     "gather behind a cast": lambda t, p: mb.gather(x=mb.cast(x=t, dtype="fp16"), indices=p, axis=0),
     "gather behind movements": lambda t, p: mb.gather(
         x=mb.reshape(x=mb.transpose(x=t.T.copy(), perm=[1, 0]), shape=[COUNT, 2, 2]), indices=p, axis=0),
+    "gather of rows in another order": lambda t, p: mb.gather(
+        x=mb.gather(x=t, indices=np.arange(COUNT, dtype=np.int32)[::-1].copy(), axis=0), indices=p, axis=0),
+    "ids through a map": lambda t, p: mb.gather(x=t, indices=mb.gather(x=ORDER, indices=p, axis=0), axis=0),
+    "hashed ids": lambda t, p: mb.gather(
+        x=t, indices=mb.mod(x=mb.mul(x=p, y=np.int32(31)), y=np.int32(COUNT)), axis=0),
     "gather behind arithmetic": lambda t, p: mb.gather(x=mb.mul(x=t, y=np.float32(2)), indices=p, axis=0),
 }
 
