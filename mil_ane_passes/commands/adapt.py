@@ -145,7 +145,7 @@ class AdaptReport:
         reasons: dict[str, list[str]] = {}
         for kind in self.after.get("unsupported", ()):
             reasons.setdefault(self.after["reasons"][kind], []).append(kind)
-        lines += [f"left unsupported: {', '.join(kinds)}: {escape_text(why)}" for why, kinds in reasons.items()]
+        lines += [f"still unsupported: {', '.join(kinds)}: {escape_text(why)}" for why, kinds in reasons.items()]
         if self.logit_error is not None:
             lines.append(f"generated {len(self.tokens)} tokens as the source does; logits within "
                          f"{self.logit_error:.1e} of the largest ({LOGIT_BOUND:g} allowed)")
@@ -156,7 +156,7 @@ class AdaptReport:
         if self.status == "rejected":
             return format_lines([*lines, f"nothing written: {self.reason}"])
         folder = escape_text(self.output)
-        following = f"{folder}/README.md says how to call it" if self.kind == "encoder" or self.fixed else (
+        following = f"{folder}/README.md describes the calls" if self.kind == "encoder" or self.fixed else (
             f"next: python {folder}/generate.py --ids 1,2,3 --runtime reference")
         return format_lines([*lines, f"written to {folder} in {self.seconds:.1f} s; {following}"])
 
@@ -239,7 +239,7 @@ def _check_target(options: AdaptOptions, source: Path) -> Path:
     if target.suffix == ".mlpackage":
         raise InputError(f"output '{target}': is the name of a package; expected that of a folder, which gets several")
     if (around := find_enclosing_package(target)) is not None:
-        raise InputError(f"output '{target}': lies in the package {around}; expected a place outside of packages")
+        raise InputError(f"output '{target}': is in the package {around}; expected a path outside of packages")
     if os.path.lexists(target):
         if not options.overwrite:
             raise InputError(f"output '{target}' exists already; expected a free name, or {format_option('overwrite')}")

@@ -1,10 +1,10 @@
 """Equivalence checks: the definition of "verified equivalent", the feeds, and the comparison.
 
-The reference runtime executes both programs with PyTorch on the CPU, on the same seeded inputs. Each run is made twice:
-at float64, which tests the algebra, and at float16, which rounds every value to its declared dtype (a typed run). The
-declared exactness of the rewrites that fired determines the comparison:
+The reference runtime executes both programs with PyTorch on the CPU, on the same seeded inputs: at float64, which tests
+the algebra, and at float16, which rounds every value to its declared dtype (a typed run). The declared exactness of the
+rewrites that fired determines the comparison:
 
-- `bitwise`: equal bits in both runs.
+- `bitwise`: equal bits at both precisions.
 - `rounding`: float64 results agree to 1e-9 of the output's largest value. The error of a float16 result, compared with
   the float64 result, is at most four times the worst error of the program before, plus one unit in the last place.
 - `approximate`: the error is reported.

@@ -130,5 +130,5 @@ def _get_only_payload(data: bytes, number: int) -> bytes:
     """Return the payload of the only field `number`; ValueError if there are several, which a parser would merge."""
     found = wire.get_payloads(data, number)
     if len(found) != 1:
-        raise ValueError(f"{len(found)} fields {number} where one pipeline is expected")
+        raise ValueError(f"found {len(found)} fields {number}; expected one pipeline")
     return found[0]

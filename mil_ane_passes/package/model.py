@@ -94,7 +94,7 @@ class Package:
     def emit(self, *, interface: bool = False) -> tuple[bytes, WeightPlan]:
         """Return the model file for the program as it is now, and the plan for its weights.
 
-        With `interface`, functions, inputs, outputs and states may differ from those that were loaded.
+        With `interface`, functions, inputs, outputs and states may differ from the loaded ones.
         """
         plan = WeightPlan(self.files)
         model = emit_model(self.raw, self.spec, self.program, self.origins, plan, interface)
@@ -111,7 +111,7 @@ class Package:
         return model == self.raw
 
     def check_source(self) -> None:
-        """Raise InputError when the source's files differ from those that were loaded."""
+        """Raise InputError if the source's files differ from the loaded ones."""
         self.files.check_unchanged()
 
 

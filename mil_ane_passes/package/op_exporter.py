@@ -104,7 +104,7 @@ class Exporter(MILProtoExporter):
         return serialize_message(MIL.NamedValueType(name=var.name, type=self.types_to_proto(var.sym_type)))
 
     def has_same_type(self, a: Any, b: Any) -> bool:
-        """Return whether two pymil types are equal in the model format, where symbols have no names."""
+        """Return whether two pymil types are equal in the model format, in which symbols have no names."""
         if a is b:
             return True
         if types.unknown in (a, b):

@@ -78,7 +78,7 @@ def _is_reserved(param: str) -> bool:
 def get_opaque_type_name(op_type: str) -> str:
     """Return the type name of an opaque op of type `op_type`.
 
-    It is never one of coremltools' types, as rewrites expect inputs of those that an opaque op may lack.
+    It is never one of coremltools' types: rewrites expect the inputs of these types, which an opaque op may lack.
     """
     known = op_type in SSAOpRegistry.core_ops or op_type in SSAOpRegistry.dialect_ops
     return f"{op_type}{OPAQUE}" if known else op_type

@@ -79,7 +79,7 @@ def to_var_tuple(bound: Any) -> tuple[Var, ...]:
 
 
 def get_file_inputs(op: Operation) -> dict[str, tuple[Var, ...]]:
-    """Return the inputs of `op` without those that exist in pymil only."""
+    """Return the inputs of `op` without inputs that exist only in pymil."""
     return {param: to_var_tuple(var) for param, var in op.inputs.items() if not param.startswith("_")}
 
 

@@ -28,7 +28,7 @@ def check_output_file(path: str, inputs: Iterable[str | os.PathLike[str] | None]
     if not target.absolute().parent.is_dir():
         raise InputError(f"no folder '{target.parent}' to write '{target.name}' to; create it first")
     if (around := find_enclosing_package(target)) is not None:
-        raise InputError(f"'{path}' lies in the package {around}, which is never modified; expected another place")
+        raise InputError(f"'{path}' is in the package {around}, which is never modified; expected another path")
     for each in inputs:
         read = None if each is None else find_read_file(each)
         if read is not None and target.is_file() and os.path.exists(read) and os.path.samefile(target, read):

@@ -295,7 +295,7 @@ def _refuse_contradictions(block: Any) -> None:
         name = first.outputs[0].name if first.outputs else first.name
         raise NotSupported(
             f"{plain_type(first)} '{name}': cannot be executed{more}: coremltools does not accept these "
-            f"inputs and outputs ({get_contradiction(first)}); correct them where the package is made")
+            f"inputs and outputs ({get_contradiction(first)}); correct them in the program that makes the package")
 
 
 def _refuse_missing_ops(missing: Sequence[tuple[str, str]]) -> None:

@@ -122,7 +122,7 @@ def get_numpy_dtype(var: Any) -> np.dtype[Any]:
             dtype: np.dtype[Any] = np.dtype(types.nptype_from_builtin(var.dtype))
             return dtype
     raise NotSupported(f"input '{escape_text(var.name)}' is of type {format_dtype(inner)}, which cannot be fed; "
-                       "expected a tensor of numbers: correct it where the package is made")
+                       "expected a tensor of numbers: correct it in the program that makes the package")
 
 
 def _check_dtype_kind(who: str, found: np.dtype[Any], var: Any) -> None:

@@ -106,7 +106,7 @@ class Predictor:
 
 
 class _FrameworkState:
-    """Replaces the framework's state object behind `MLState`."""
+    """Replaces the framework's state object that `MLState` wraps."""
 
     def __init__(self, states: Mapping[str, Any]) -> None:
         self.arrays: dict[str, Array] = {
@@ -129,7 +129,7 @@ class _FrameworkState:
 
 
 class _FrameworkModel:
-    """Replaces the framework's model object behind `MLModel`."""
+    """Replaces the framework's model object that `MLModel` wraps."""
 
     def __init__(self, states: Mapping[str, Any], description: Any, runtime: Runtime | PipelineRuntime) -> None:
         self._runtime = runtime

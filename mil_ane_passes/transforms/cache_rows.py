@@ -131,7 +131,7 @@ class _CacheChange:
                 op.outputs[0]) if user.op_type == "add"]
             write = match_row_write(written[0]) if len(written) == 1 else None
             if write is None or write.axis != written[0].rank - 2 or write.old is not rooms[0].outputs[0]:
-                raise self._make_error(rooms[0], "expected new rows behind those of the cache")
+                raise self._make_error(rooms[0], "expected new rows after those of the cache")
             found[channels[0]] = _Part(*channels, view, rooms[0], written[0], write)
         parts = [found[begin] for begin in sorted(found)]
         ends = [0, *(part.end for part in parts)]

@@ -45,7 +45,7 @@ class DedupWeights(Transform):
 def _iterate_notes(found: Duplicates) -> Iterator[tuple[DuplicateGroup | None, str, bool]]:
     """Yield the group (None for a total), the note, and whether the note is about a change."""
     if not found.equal:
-        yield None, "no weights are in the package twice", False
+        yield None, "the package has no duplicate weights", False
         return
     saved = sum(group.saved_bytes for group in found.equal)
     blobs = sum(len(group.places) for group in found.equal)

@@ -55,8 +55,8 @@ def _check_droppable(name: str, function: Function, dropped: list[str]) -> None:
         )
     for each in dropped:
         if each in get_predicted_names(function):
-            raise InputError(f"{format_option_values('drop_output', each)}: '{each}' is what the classifier predicts "
-                             "by; it has to stay")
+            raise InputError(f"{format_option_values('drop_output', each)}: '{each}' is a prediction of the classifier "
+                             "and cannot be removed")
 
 
 def _drop_outputs(draft: Draft, name: str, function: Function, dropped: list[str]) -> None:
@@ -67,13 +67,13 @@ def _drop_outputs(draft: Draft, name: str, function: Function, dropped: list[str
     draft.gone |= {*dropped, *(var.name for op in gone for var in op.outputs)}
     draft.change_interface(name, *(InterfaceChange("output", each, None, "removed") for each in dropped))
     for each in dropped:
-        draft.done.append(EditRecord(_OPTION, name, each, f"'{each}' is no output any more"))
+        draft.done.append(EditRecord(_OPTION, name, each, f"'{each}' is removed from the outputs"))
     ops = sum(op.op_type != "const" for op in gone)
     if gone:
-        note = f"{format_count(ops, 'op')} and {len(gone) - ops} consts are gone that nothing else needed"
+        note = f"{format_count(ops, 'op')} and {len(gone) - ops} consts are removed, which nothing else needs"
         draft.done.append(EditRecord(_OPTION, name, "", note))
     for each in sorted(read_before - _find_read_inputs(function)):
-        note = f"input '{each}' stays; nothing reads it any more"
+        note = f"input '{each}' stays, but no op reads it"
         draft.done.append(EditRecord(_OPTION, name, each, note, changed=False))
 
 

@@ -306,7 +306,7 @@ def _check_inferred(inferred: ShapeInference, shapes: dict[str, Shape]) -> None:
     for op, why in inferred.rejected.items():
         if why:
             raise make_request_error(f"with {_format_shapes(shapes)} the op '{op.outputs[0].name}' ({op.op_type}) is "
-                                     f"impossible: {why}; expected shapes that go together")
+                                     f"impossible: {why}; expected consistent shapes")
 
 
 def _record(
@@ -378,7 +378,7 @@ def check_shape(name: str, shape: Shape, sizes: Sizes | None, feature: Any) -> b
     InputError if the input cannot have the shape.
     """
     if sizes is None:
-        raise make_request_error(f"'{name}' is no array with a number of dimensions; its shape cannot be fixed")
+        raise make_request_error(f"'{name}' is not an array of known rank; its shape cannot be fixed")
     if feature is not None and not sizes and shape == (1,):
         return False  # Core ML presents a scalar as an array of one element
     if len(shape) != len(sizes):
@@ -553,7 +553,7 @@ def _check_same_inputs(variants: Sequence[Variant]) -> None:
         if first.name is None and lacking:
             raise make_request_error(
                 f"input '{lacking[0]}' has a shape for some of the {len(variants)} functions "
-                "asked for and none for others; expected one for each, or FUNCTION:NAME=SHAPE for all, "
+                "requested and none for others; expected one for each, or FUNCTION:NAME=SHAPE for all, "
                 "which may leave inputs flexible"
             )
 

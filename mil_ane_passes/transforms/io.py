@@ -36,7 +36,7 @@ class Io(Transform):
         """
         if self.dtype not in FLOAT_TYPES:
             raise InputError(
-                f"{format_option_values('io')}: {self.dtype!r} is no type that it makes; expected fp16 or fp32"
+                f"{format_option_values('io')}: {self.dtype!r} is not a supported type; expected fp16 or fp32"
             )
         functions = draft.select_functions(self.function)
         present = {name for function in functions.values() for name in _list_ends(function)}
@@ -109,9 +109,9 @@ class _FunctionChange:
         if feature is not None and feature.type.HasField("imageType"):
             return find_retype_obstacle(self._function, var)
         if dtype is None or (feature is not None and not feature.type.HasField("multiArrayType")):
-            return f"'{var.name}' is no array"
+            return f"'{var.name}' is not an array"
         if dtype not in FLOAT_TYPES.values():
-            return f"'{var.name}' holds no floats"
+            return f"'{var.name}' is not an array of floats"
         return find_retype_obstacle(self._function, var)
 
     @property
@@ -127,7 +127,7 @@ class _FunctionChange:
         value = next((getattr(array, field) for field in _DEFAULT_VALUE_FIELDS if array.HasField(field)), 0.0)
         if self._dtype == "fp16" and _FP16_MAX < abs(value) < float("inf"):
             raise InputError(
-                f"{format_option_values('io', 'fp16')}: input '{name}' is {value:g} where nobody gives it, fp16 ends "
+                f"{format_option_values('io', 'fp16')}: input '{name}' is {value:g} by default, and fp16 ends "
                 f"at {_FP16_MAX}; expected fp16 with the names of others"
             )
 

@@ -27,8 +27,8 @@ _MAX_NAMES_LISTED = 20
 def check_identifier(name: str, who: str) -> None:
     """Raise InputError if Core ML does not accept `name` for a value; `who` is the option with its argument."""
     if not _IDENTIFIER.fullmatch(name):
-        raise InputError(f"{who}: {name!r} is no name that Core ML takes; expected letters without accents, digits, _ "
-                         "and @, and no digit or @ in front")
+        raise InputError(f"{who}: {name!r} is not a name that Core ML accepts; expected letters without accents, "
+                         "digits, _ and @, and no digit or @ in front")
     if name in _RESERVED_WORDS:
         raise InputError(f"{who}: {name!r} is a word of the MIL language; expected another name, such as '{name}_'")
 
@@ -44,7 +44,7 @@ def make_unknown_name_error(
     """Make the error for an unknown name; `names` are the known names, `gone` the names that were removed before."""
     if name in gone:
         return InputError(
-            f"{who}: '{name}' goes with what {format_option('drop_output')} takes away; expected one of the two for it"
+            f"{who}: '{name}' is removed by {format_option('drop_output')} already; expected only one of the two"
         )
     return InputError(
         f"{who}: there is no {what} '{name}' in the "

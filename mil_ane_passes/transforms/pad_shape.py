@@ -168,7 +168,7 @@ class _PaddedFunction:
         self._declare(position if reads else None, at_maximum, values, outputs)
         for name, value in values.items():
             padded = lengths.shapes[name]
-            self._done(name, f"'{name}' is padded to {format_shape(padded)} with {value:g} behind the real values")
+            self._done(name, f"'{name}' is padded to {format_shape(padded)} with {value:g} after the real values")
         for name, axes in outputs.items():
             self._done(name, f"output '{name}' has {format_shape(tuple(self._get_output(name).shape))}; behind the "
                              f"real length along axis {', '.join(map(str, axes))} it holds no results")

@@ -476,7 +476,7 @@ class Padding:
                         types.nptype_from_builtin(first.dtype))
         longer = self.mb.concat(values=[first, room], axis=axis)
         made = self._blend(op, longer, second, axis, size)
-        self._note(op, made, f"{count} rows are written behind the real ones of axis {axis} by a mask")
+        self._note(op, made, f"{count} rows are written after the real ones of axis {axis} by a mask")
         pad = self.get_pads(first)[axis]
         self._replace(op, made, {**others, axis: 0.0 if pad == 0.0 else ANY if pad == ANY else FINITE})
 

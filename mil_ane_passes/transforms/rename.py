@@ -92,7 +92,7 @@ def _check_free(names: Mapping[str, str], function: str, present: set[str]) -> N
 def _record_renames(function: str, kinds: Mapping[str, str], names: Mapping[str, str]) -> Iterator[EditRecord]:
     for old, new in names.items():
         if old == new:
-            yield EditRecord(_OPTION, function, old, f"'{old}' is called so already", changed=False)
+            yield EditRecord(_OPTION, function, old, f"'{old}' has this name already", changed=False)
         else:
             yield EditRecord(_OPTION, function, new, f"{kinds.get(old, 'value')} '{old}' is called '{new}'")
 

@@ -22,8 +22,8 @@ def get_source_path(source: Any) -> Path:
         return Path(source)
     found = source.path if isinstance(source, Package) else getattr(source, "package_path", None)
     if found is None:
-        raise InputError(f"cannot edit a {type(source).__name__} that is no package on disk; expected the path of an "
-                         ".mlpackage, a Package, or an MLModel that was loaded or converted as one")
+        raise InputError(f"cannot edit a {type(source).__name__} that is not a package on disk; expected the path of "
+                         "an .mlpackage, a Package, or an MLModel that was loaded or converted as one")
     return Path(found)
 
 

@@ -100,7 +100,7 @@ class SplitAt(Transform):
             "" if not several or self.function else f"; {format_option('function')} cuts one and leaves the others out"
         )
         near = search.near(self.values) if no.elsewhere else []
-        instead = f"; near by it can be cut at {' or '.join(repr(name) for name in near)}" if near else ""
+        instead = f"; nearby it can be cut at {' or '.join(repr(name) for name in near)}" if near else ""
         return f"{format_option_values('split_at', *self.values)}: {several}{no}{instead}{hint}"
 
     def _notes(self, cut: Cut, crossing: Sequence[CrossingValue], both: SplitParts) -> Iterable[str]:
@@ -354,8 +354,8 @@ class FunctionGraph:
                 if late:
                     op = self.ops[late[0]]
                     name = next((var.name for var in op.outputs), "")
-                    raise CutError(f"the state '{state.name}' is used before the cut and behind it ({op.op_type}"
-                                   f"{f' {name!r}' if name else ''}); a state lives in one part", elsewhere=True)
+                    raise CutError(f"the state '{state.name}' is used before and after the cut ({op.op_type}"
+                                   f"{f' {name!r}' if name else ''}); a state must be in one part", elsewhere=True)
             first = first | self.collect_required(place for places in torn.values() for place in places)
 
     def _collect_reached(self, start: Iterable[int]) -> set[int]:

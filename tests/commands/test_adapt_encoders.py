@@ -69,7 +69,7 @@ def test_the_main_package_reads_floats_alone_and_the_page_says_how_to_call_it(tm
     source = make_encoder(tmp_path / "source.mlpackage")
     assert main(["adapt", str(source), "-o", str(tmp_path / "out"), "--context", "8"]) == 0
     said = capsys.readouterr().out
-    assert "results are those of the source at lengths 1, 2, 4, 8" in said and "README.md says how to call it" in said
+    assert "results are those of the source at lengths 1, 2, 4, 8" in said and "README.md describes the calls" in said
     function = ane.load(tmp_path / "out" / "encoder.mlpackage").program.functions["main"]
     assert all(var.dtype == types.fp16 and None not in var.shape for var in function.inputs.values())
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
@@ -148,7 +148,7 @@ def test_without_the_check_nothing_is_compared(tmp_path):
 def test_what_is_left_unsupported_is_listed_with_its_reason(tmp_path):
     report = ane.adapt(make_encoder(tmp_path / "source.mlpackage", float32=True), tmp_path / "out")
     assert report.status == "written" and report.after["unsupported"]["softmax"] == 1
-    lines = [each for each in str(report).splitlines() if each.startswith("left unsupported: ")]
+    lines = [each for each in str(report).splitlines() if each.startswith("still unsupported: ")]
     assert len(lines) == 1 and "matmul" in lines[0] and "compute in fp32" in lines[0]
 
 

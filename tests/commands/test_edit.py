@@ -23,7 +23,7 @@ def test_what_was_done_in_words(fixtures, tmp_path, capsys):
     target = tmp_path / "out.mlpackage"
     assert run(fixtures / NMP, "-o", target, "--rename", "input_2=audio", "--drop-output", "Identity_1") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "--drop-output  'Identity_1' is no output any more"
+    assert lines[0] == "--drop-output  'Identity_1' is removed from the outputs"
     assert "--rename  input 'input_2' is called 'audio'" in lines
     assert lines[-1].startswith(f"written to {target} in ")
     assert list(ane.load(target).program.functions["main"].inputs) == ["audio"]
@@ -75,7 +75,7 @@ def test_the_command_does_what_the_function_does(fixtures, tmp_path):
     (["--rename", "x=a", "--rename", "x=b"], "--rename x=b: 'x' is given twice (first as x=a)"),
     (["--rename", "nowhere=b"], "there is no value 'nowhere' in the model"),
     (["--io", "fp32", "--io", "fp32", "x"], "--io fp32 is given without names more than once"),
-    (["--io", "bf16"], "'bf16' is no type that it makes"),
+    (["--io", "bf16"], "'bf16' is not a supported type"),
     (["--rename", "input_2=a", "--function", "mian"], "no function 'mian'; the model has main; did you mean 'main'?"),
 ])
 def test_what_cannot_be_done_is_one_line_and_two(fixtures, tmp_path, capsys, options, message):

@@ -131,7 +131,7 @@ def test_where_nothing_can_be_written(source, fixtures, tmp_path, capsys, monkey
     package = shutil.copytree(source, tmp_path / "in.mlpackage")
     assert refused(capsys, package, "-o", "folder") == "'folder' is a folder; expected the name of a file to write"
     assert "to write 'r.json' to; create it first" in refused(capsys, package, "-o", tmp_path / "no" / "r.json")
-    assert "which is never modified; expected another place" in refused(capsys, package, "-o", package / "r.json")
+    assert "which is never modified; expected another path" in refused(capsys, package, "-o", package / "r.json")
     assert refused(capsys, package, "-o", package).endswith("is a folder; expected the name of a file to write")
     (tmp_path / "old").write_text("old")
     monkeypatch.setattr(os, "replace", lambda *paths: (_ for _ in ()).throw(OSError(28, "No space left on device")))

@@ -139,7 +139,7 @@ def test_wrong_use(models, evidence, tmp_path, capsys):
         (["--replay", str(evidence), "--atol", "0"], "the recorded check defines the options, but found --atol"),
         (["--replay", str(tmp_path / "none.json")], "no file"),
         ([*models, "--report", str(tmp_path / "none" / "x.json")], "no folder"),
-        ([*models, "--report", str(tmp_path / "False.mlpackage" / "x.json")], "lies in the package"),
+        ([*models, "--report", str(tmp_path / "False.mlpackage" / "x.json")], "is in the package"),
         (["--replay", str(evidence), "--report", str(evidence)], "would be replaced"),
         ([models[0], "--replay", str(evidence), "--torch", "torch:nn.Identity"],
          "before is of type Identity; evidence identifies files by digest"),

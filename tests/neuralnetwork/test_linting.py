@@ -44,7 +44,7 @@ def test_results_do_not_replace_the_source(tmp_path, monkeypatch, capsys, line, 
         out = tmp_path / "linked"
         getattr(out, link)(source)
     assert main([{"IN": str(source), "OUT": str(out)}.get(each, each) for each in line]) == 2
-    assert "what this run reads" in capsys.readouterr().err
+    assert "read by this run" in capsys.readouterr().err
     assert source.read_bytes() == stored
 
 

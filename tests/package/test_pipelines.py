@@ -241,7 +241,7 @@ def test_two_pipelines_in_one_field_are_damage(pipeline, tmp_path):
     data = (path / MODEL).read_bytes()
     empty = bytes([202 << 3 & 0x7F | 2 | 0x80, 202 << 3 >> 7, 0])
     (path / MODEL).write_bytes(data + empty)
-    with pytest.raises(ane.InputError, match="2 fields 202 where one pipeline is expected"):
+    with pytest.raises(ane.InputError, match="found 2 fields 202; expected one pipeline"):
         ane.load(path)
 
 

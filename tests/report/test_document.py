@@ -119,7 +119,7 @@ def test_a_report_of_a_rewrite_is_saved(rewritten, tmp_path):
               "did "
               "you mean '.html'?"),
     ("no/r.json", "no folder 'no' to write 'r.json' to; create it first"),
-    ("in.mlpackage/r.json", "'in.mlpackage/r.json' lies in the package "),
+    ("in.mlpackage/r.json", "'in.mlpackage/r.json' is in the package "),
 ])
 def test_where_no_report_is_written(name, message, rewritten, tmp_path):
     before = sorted(tmp_path.rglob("*"))

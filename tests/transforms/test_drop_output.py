@@ -36,8 +36,8 @@ def test_what_only_the_output_needed_goes_and_its_weights(heads, tmp_path):
     assert 96 * 64 * 4 <= old - new < 96 * 64 * 4 + 1000
     assert (report.weight_bytes_before, report.weight_bytes_after) == (old, new)
     notes = [each.note for each in report.done]
-    assert notes[0] == "'branch' is no output any more" and notes[1].startswith("4 ops and ")
-    assert notes[2] == "input 'scale' stays; nothing reads it any more"
+    assert notes[0] == "'branch' is removed from the outputs" and notes[1].startswith("4 ops and ")
+    assert notes[2] == "input 'scale' stays, but no op reads it"
     host_takes(tmp_path / "out.mlpackage")
     assert set(same_outputs(heads, tmp_path / "out.mlpackage")) == {"first"}
 
@@ -137,7 +137,7 @@ def test_outputs_that_cannot_go(heads, tmp_path, dropped, message):
     {"split_at": "hidden"}, {"split_at": ["features", "branch"]},
 ])
 def test_what_goes_with_an_output_cannot_be_edited_besides(heads, tmp_path, asked):
-    with pytest.raises(ane.InputError, match=r"'(branch|hidden)' goes with what drop_output= takes away; expected one"):
+    with pytest.raises(ane.InputError, match=r"'(branch|hidden)' is removed by drop_output= already; expected"):
         ane.edit(heads, tmp_path / "out.mlpackage", drop_output="branch", **asked)
     assert not (tmp_path / "out.mlpackage").exists()
 
@@ -152,5 +152,5 @@ def test_what_is_an_inner_value_from_now_on_can_be_renamed(package, tmp_path):
 
 def test_what_a_classifier_predicts_by_cannot_go(package, tmp_path):
     for name in ("classLabel", "classLabel_probs"):
-        with pytest.raises(ane.InputError, match=f"'{name}' is what the classifier predicts by; it has to stay"):
+        with pytest.raises(ane.InputError, match=f"'{name}' is a prediction of the classifier and cannot be removed"):
             ane.edit(package("classifier"), tmp_path / "out.mlpackage", drop_output=name)

@@ -280,7 +280,7 @@ def test_states_and_a_linter_without_findings_on_shapes(tmp_path):
     (["x=1,4,-8"], "expected whole numbers of 1 or more"),
     (["x"], "or texts NAME=1,3,224,224 or FUNCTION:NAME=1,3,224,224"),
     (["=1,4,8"], "names no input"),
-    (["9:x=1,4,8"], "no name that Core ML takes"),
+    (["9:x=1,4,8"], "not a name that Core ML accepts"),
     (["f:x=1,4,8", "x=1,4,9"], "some shapes are given with a function's name and some without"),
     (["f:x=1,4,8", "f:x=1,4,9"], "input 'x' of function 'f' is given twice"),
     (["x=1,4,8", "x=1,4,8"], "two functions of the same shapes would be called 'main'"),

@@ -155,7 +155,7 @@ def test_the_default_of_an_input_stays(package, tmp_path):
     assert found.multiArrayType.dataType == ARRAY.FLOAT16
     spec.description.input[0].type.multiArrayType.floatDefaultValue = 1e5
     write_spec(source, spec)
-    with pytest.raises(ane.InputError, match="input 'x' is 100000 where nobody gives it, fp16 ends at 65504"):
+    with pytest.raises(ane.InputError, match="input 'x' is 100000 by default, and fp16 ends at 65504"):
         ane.edit(source, tmp_path / "two.mlpackage", io="fp16")
 
 
@@ -170,13 +170,13 @@ def test_an_input_that_is_returned_stays(tmp_path):
 
 @pytest.mark.parametrize(("kind", "io", "message"), [
     ("iOS15", "fp16", "need iOS16; function 'main' is for CoreML5"),
-    ("halves", "fp8", "'fp8' is no type that it makes; expected fp16 or fp32"),
+    ("halves", "fp8", "'fp8' is not a supported type; expected fp16 or fp32"),
     ("halves", {"fp16": "ouT"}, "there is no input or output 'ouT' in the model; did you mean 'out'?"),
     ("halves", {"fp16": "relu_cast_fp16"}, "there is no input or output 'relu_cast_fp16'"),
     ("halves", {"fp16": "x", "fp32": ["x"]}, "both fp16 and fp32 are requested for x"),
     ("halves", {"fp16": [], "fp32": ["x"]}, "both fp16 and fp32 are requested for all names"),
     ("classifier", {"fp16": "image"}, "'image' is an image"),
-    ("classifier", {"fp16": "classLabel_probs"}, "'classLabel_probs' is no array"),
+    ("classifier", {"fp16": "classLabel_probs"}, "'classLabel_probs' is not an array"),
     ("state", {"fp32": "s"}, "there is no input or output 's'"),
 ])
 def test_what_cannot_be(package, tmp_path, kind, io, message):
@@ -188,7 +188,7 @@ def test_what_cannot_be(package, tmp_path, kind, io, message):
 
 def test_integers_that_are_named(tmp_path):
     source = make(tmp_path / "in.mlpackage", made(lambda x: mb.add(x=x, y=1, name="out"), dtype=types.int32))
-    with pytest.raises(ane.InputError, match="'x' holds no floats"):
+    with pytest.raises(ane.InputError, match="'x' is not an array of floats"):
         ane.edit(source, tmp_path / "out.mlpackage", io={"fp16": "x"})
 
 

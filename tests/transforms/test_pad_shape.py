@@ -429,7 +429,7 @@ def test_the_command_writes_a_package_of_fixed_shape(source, tmp_path, capsys):
     target = tmp_path / "out.mlpackage"
     assert main(["edit", str(source), "-o", str(target), "--pad-shape", "x=1,12,4", "--verify"]) == 0
     said = capsys.readouterr().out
-    assert "'x' is padded to (1, 12, 4) with 0 behind the real values" in said
+    assert "'x' is padded to (1, 12, 4) with 0 after the real values" in said
     assert "input 'length' is new: the number of elements that are real (int32)" in said
     host_program(target)
     features = {each.name: each.type.multiArrayType for each in spec_of(target).description.input}

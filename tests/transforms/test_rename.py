@@ -122,7 +122,7 @@ def test_two_values_swap_their_names(package, tmp_path):
 
 def test_a_name_that_is_there_already_is_nothing_to_do(package, tmp_path):
     report = ane.edit(package("iOS16"), tmp_path / "out.mlpackage", rename={"x": "x"})
-    assert report.status == "unchanged" and "'x' is called so already" in str(report)
+    assert report.status == "unchanged" and "'x' has this name already" in str(report)
     assert tree(tmp_path / "out.mlpackage") == tree(package("iOS16"))
 
 
@@ -130,11 +130,11 @@ def test_a_name_that_is_there_already_is_nothing_to_do(package, tmp_path):
     ({"relv": "y"}, "there is no value 'relv' in the model; did you mean 'relu'?"),
     ({"x": "relu"}, "has a value 'relu' already"),
     ({"x": "same", "relu": "same"}, "has a value 'same' already"),
-    ({"x": "1st"}, "'1st' is no name that Core ML takes"),
-    ({"x": "a b"}, "'a b' is no name that Core ML takes"),
-    ({"x": "größe"}, "is no name that Core ML takes"),
-    ({"x": "x\n"}, "is no name that Core ML takes"),
-    ({"x": ""}, "'' is no name that Core ML takes"),
+    ({"x": "1st"}, "'1st' is not a name that Core ML accepts"),
+    ({"x": "a b"}, "'a b' is not a name that Core ML accepts"),
+    ({"x": "größe"}, "is not a name that Core ML accepts"),
+    ({"x": "x\n"}, "is not a name that Core ML accepts"),
+    ({"x": ""}, "'' is not a name that Core ML accepts"),
     ({"x": "bool"}, "'bool' is a word of the MIL language; expected another name, such as 'bool_'"),
 ])
 def test_names_that_cannot_be(package, tmp_path, names, message):

@@ -189,7 +189,7 @@ def test_a_list_cannot_cross_and_the_error_says_where_to_cut(tmp_path):
 
     source = make(tmp_path / "source.mlpackage", program, pass_pipeline=ct.PassPipeline.EMPTY)
     with pytest.raises(ane.InputError, match="'filled' would cross, but it is a list, which no input or output can "
-                                             "hold; near by it can be cut at 'y' or 'z'"):
+                                             "hold; nearby it can be cut at 'y' or 'z'"):
         cut(source, ["filled"], tmp_path)
     assert os.listdir(tmp_path) == ["source.mlpackage"]
 
@@ -197,7 +197,7 @@ def test_a_list_cannot_cross_and_the_error_says_where_to_cut(tmp_path):
 def test_a_state_lives_in_one_part(tmp_path):
     source = make(tmp_path / "source.mlpackage", with_state(), ct.target.iOS18)
     stored = next(name for name in values(source) if name.startswith("coreml_update_state"))
-    with pytest.raises(ane.InputError, match=f"'s' is used before the cut and behind it .*near by .*'{stored}'"):
+    with pytest.raises(ane.InputError, match=f"'s' is used before and after the cut .*nearby .*'{stored}'"):
         cut(source, ["sum"], tmp_path)
     _, parts = cut(source, [stored], tmp_path)
     assert [len(spec_of(part).description.state) for part in parts] == [1, 0]

@@ -133,7 +133,7 @@ def _pad_spatial(x: torch.Tensor, pads: list[tuple[int, int]]) -> torch.Tensor:
 
 
 def _find_kept_axes(trivial: list[bool]) -> list[int]:
-    """Return the spatial axes that are not trivial; the last axis when all are, so that one is left to convolve."""
+    """Return the spatial axes that are not trivial; if all are, the last axis, because a convolution needs one."""
     return [axis for axis, drop in enumerate(trivial) if not drop] or [len(trivial) - 1]
 
 

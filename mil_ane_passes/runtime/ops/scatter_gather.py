@@ -98,7 +98,7 @@ def _gather_on_axis(x: torch.Tensor, indices: torch.Tensor, axis: int, batch_dim
     grid = _make_batch_grid(tuple(indices.shape), batch_dims)
     places = (*grid, indices)
     picked = x.movedim(axis, batch_dims)[places]
-    # The axes between the batch axes and `axis` are now behind the axes of the indices: move them back.
+    # The axes between the batch axes and `axis` are now after the axes of the indices: move them back.
     between = axis - batch_dims
     moved = list(range(indices.dim(), indices.dim() + between))
     rest = [each for each in range(batch_dims, picked.dim()) if each not in moved]

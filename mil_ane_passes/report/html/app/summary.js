@@ -105,7 +105,7 @@ const summary = {
     if (lines) byId("network-lines").replaceChildren(...lines.map((line) => el("li", { class: "text" }, line)));
   },
 
-  /** What a Mac said, where somebody asked one; the ops about which we had said otherwise lead to their details. */
+  /** Shows Core ML's measurement, if there is one, with links to the ops for which it differs from the prediction. */
   measured(report) {
     const { measured } = report;
     byId("measured").hidden = !measured;
