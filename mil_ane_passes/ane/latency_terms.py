@@ -109,7 +109,7 @@ class Chip:
 
 @dataclass(frozen=True)
 class Work:
-    """What one op computes, reads and writes. `kind` selects the law; see `describe_work`."""
+    """The work of one op: its arithmetic, reads and writes. `kind` selects the law; see `describe_work`."""
 
     kind: str
     macs: float = 0.0

@@ -129,7 +129,7 @@ _FAULTS = (
 
 @dataclass(frozen=True)
 class FormatAdvice:
-    """What one format would bring: bytes of all weights, and the latency of the program."""
+    """The predicted effect of one weight format: bytes of all weights, and the latency of the program."""
 
     format: WeightFormat
     weight_bytes: int

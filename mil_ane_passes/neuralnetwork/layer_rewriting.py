@@ -86,7 +86,7 @@ class RewrittenLayer:
 
 @dataclass
 class LayerTrace:
-    """What the rewrite named `rule` did: the layers that it replaced, and those that it left for a reason."""
+    """The trace of the rewrite `rule`: the layers that it replaced, and the layers that it did not, with reasons."""
 
     rule: str
     fired: list[RewrittenLayer] = field(default_factory=list)

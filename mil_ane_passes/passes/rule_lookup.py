@@ -14,7 +14,7 @@ _MIN_HINT_LETTERS = 3
 
 
 class RuleKeys(NamedTuple):
-    """What a rule is called; `shares_code` is True for a rewrite under the code of a problem that another finds."""
+    """The names of a rule; `shares_code` is True for a rewrite with the code of a problem that another rule reports."""
 
     name: str
     code: str

@@ -43,7 +43,7 @@ class PerOpIgnore:
 
 @dataclass
 class Ignored:
-    """What one pattern ignores in a report; nothing, if it matches none of the findings."""
+    """The findings that one pattern ignores in a report; none if no finding matches it."""
 
     ignore: PerOpIgnore
     findings: list[Finding] = field(default_factory=list)

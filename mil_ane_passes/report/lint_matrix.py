@@ -24,7 +24,7 @@ _ABSENT = "-"
 
 @dataclass(frozen=True)
 class TargetColumn:
-    """What is kept of the report on one target. `kinds` counts the ops of each kind by support: yes, no, unknown."""
+    """The summary of the report on one target. `kinds` counts the ops of each kind by support: yes, no, unknown."""
 
     target: str
     share: float

@@ -1,4 +1,4 @@
-"""What `lint` says about a NeuralNetwork in its own terms: its layers, and what rewriting it either way would reach."""
+"""The report of `lint` on a NeuralNetwork: its layers, and forecasts for rewriting it in its format, and upgraded."""
 
 from __future__ import annotations
 

@@ -54,24 +54,24 @@ def _is_placed_better(found: FixForecast) -> bool:
 
 
 class Outlook(Protocol):
-    """What a report can ask about the model that it is about, beyond its findings."""
+    """Forecasts and recognition of the linted model, which a report needs in addition to its findings."""
 
     def forecast(self, passes: Sequence[str]) -> FixForecast | str:
-        """Forecast the model rewritten by `passes`; the reason, where that takes more than a report may."""
+        """Forecast the model rewritten by `passes`; return the reason if that costs more than a report may."""
 
     def forecast_preset(self, preset: str) -> FixForecast | str:
         """Forecast the model rewritten by a preset, as `forecast` does."""
 
     def recognize(self) -> str:
-        """Return the kind of language model that `adapt` takes it for; empty if for none."""
+        """Return the kind of language model as which `adapt` recognizes the model; "" if it does not."""
 
 
 @dataclass(frozen=True)
 class NextStep:
-    """What to do next: a command (empty if none is predicted to help), and the reason in words.
+    """The suggested next step: a command ("" if none is predicted to help), and the reason in words.
 
-    `found` has the forecasts before and after that command, or after what was tried; `note` says why there is none, or
-    what speaks against it.
+    `found` has the forecasts before and after the command, or after the tried rewrites. `note` states why there is no
+    command, or a disadvantage of it.
     """
 
     command: str
@@ -81,7 +81,7 @@ class NextStep:
 
     @property
     def outcome(self) -> str:
-        """What the command is predicted to change, in one line; empty without a forecast."""
+        """The predicted effect of the command in one line; "" without a forecast."""
         return "" if self.found is None else _describe_outcome(self.found)
 
     def to_dict(self) -> dict[str, Any]:

@@ -30,7 +30,7 @@ _BOLD = "1"
 
 @dataclass(frozen=True)
 class TerminalStyle:
-    """How text is printed: with `color` or not, in lines of at most `width` characters (None: as they are)."""
+    """The style of printed text: with `color` or not, in lines of at most `width` characters (None: not wrapped)."""
 
     color: bool = False
     width: int | None = None

@@ -55,7 +55,7 @@ class StoredProduct:
 
     @property
     def has_taps(self) -> bool:
-        """Whether it is a conv with more than one tap."""
+        """True if it is a conv with more than one tap."""
         return self.op.op_type == "conv" and any(extent != 1 for extent in self.weight.shape[2:])
 
     @property
