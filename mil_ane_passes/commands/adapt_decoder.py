@@ -211,7 +211,7 @@ def _check_parts(options: AdaptOptions) -> None:
         raise InputError(f"{' and '.join(format_option_values(*each) for each in given)}: each says how many parts to "
                          "make; expected one of them")
     if given and options.cache == "state":
-        raise InputError(f"{format_option_values(*given[0])}: one state has the cache of all layers, and lives in one "
+        raise InputError(f"{format_option_values(*given[0])}: one state has the cache of all layers and must be in one "
                          f"part; expected {format_option_values('cache', 'io')}")
 
 
@@ -310,13 +310,13 @@ def _write_once(
     for form in forms[1:]:
         others = () if form.once is None else form.once.program.functions[structure.function].outputs
         if {var.name: describe_var(var) for var in others} != outputs:
-            raise InputError(f"what is computed from {', '.join(structure.fixed)} alone depends on the number of "
-                             f"tokens of a call ({', '.join(outputs)}); expected the same keys and values for each, or "
-                             f"no {format_option('prefill')}")
+            raise InputError(f"values that depend only on {', '.join(structure.fixed)} differ with the number of "
+                             f"tokens per call ({', '.join(outputs)}); expected the same keys and values for each "
+                             f"number, or no {format_option('prefill')}")
     made, = emit_drafts([draft], folder)
     rewrite_package(options, made, folder / _ONCE, report)
     nbytes = sum(int(np.prod(each["shape"])) * np.dtype(each["dtype"]).itemsize for each in outputs.values())
-    report.done.append(f"{_ONCE} computes what follows from {', '.join(function.inputs)} alone once for each prompt: "
+    report.done.append(f"{_ONCE} computes the values that depend only on {', '.join(function.inputs)} once per prompt: "
                        f"{format_count(len(outputs), 'value')}, {nbytes:,} bytes, which each call reads")
     return {"package": _ONCE, "inputs": {name: describe_var(var) for name, var in function.inputs.items()},
             "outputs": {name: each["dtype"] for name, each in outputs.items()}}
@@ -706,7 +706,7 @@ def _describe_fixed_inputs(manifest: Mapping[str, Any]) -> dict[str, str]:
     given = "".join(f"    inputs[{format_swift_string(name)}] = {named[name]}  // the same for all tokens, "
                     f"{_format_shape(each)}\n" for name, each in fixed.items() if name in read)
     padded = [name for name, each in fixed.items() if each["length_axes"]]
-    text = "".join(f" {format_markdown_code(name)} ({_format_shape(fixed[name])}) may be shorter: it is padded behind "
+    text = "".join(f" {format_markdown_code(name)} ({_format_shape(fixed[name])}) may be shorter: it is padded after "
                    f"its elements with {fixed[name]['padding']:g}." for name in padded)
     if once is None:
         return {"FIXED": given, "ONCE": "", "FIXED_TEXT": text}
@@ -715,8 +715,9 @@ def _describe_fixed_inputs(manifest: Mapping[str, Any]) -> dict[str, str]:
     made = (f"let once = try MLModel(contentsOf: onceURL, configuration: cpuAndNeuralEngine)\n"
             f"let kept = try once.prediction(from: features([{feeds}]))  // for each prompt; {shapes}\n")
     return {"FIXED": f"{given}    inputs.merge(copy(of: kept)) {{ $1 }}  // the same for all tokens\n", "ONCE": made,
-            "FIXED_TEXT": f"{text} `{once['package']}` runs once for each prompt: it computes what follows from "
-                          f"{', '.join(map(format_markdown_code, once['inputs']))} alone, and each call reads that."}
+            "FIXED_TEXT": f"{text} `{once['package']}` runs once for each prompt: it computes the values that "
+                          f"depend only on {', '.join(map(format_markdown_code, once['inputs']))}, and each call reads "
+                          "them."}
 
 
 def _describe_logits(names: Sequence[str]) -> str:

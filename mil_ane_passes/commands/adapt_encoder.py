@@ -294,8 +294,8 @@ def _format_readme(manifest: Mapping[str, Any]) -> str:
         lines.append(f"| {format_markdown_code(manifest['length'], in_table=True)} | "
                      f"{manifest['lookup'] or manifest['main']} | int32 | (1) | the number of real tokens |")
     context = "Inputs have the sizes of the source." if manifest["context"] is None else (
-        f"Inputs are padded to {manifest['context']} tokens: real values first, what the table says behind them. Of "
-        "results, what is behind the real length is to be ignored.")
+        f"Inputs are padded to {manifest['context']} tokens: real values first, then the padding value of the table. "
+        "Ignore results after the real length.")
     values = {
         "INPUTS": "\n".join(lines), "CONTEXT": context,
         "OUTPUTS": ", ".join(f"{format_markdown_code(name)} ({', '.join(map(str, each['shape']))})"

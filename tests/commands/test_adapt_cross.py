@@ -67,7 +67,7 @@ def make_decoder(path, *, flexible=False, masked=True, projected=True, batch=1, 
 def test_what_follows_from_the_encoder_alone_is_computed_once_before_it_is_repeated(tmp_path):
     report = ane.adapt(make_decoder(tmp_path / "source.mlpackage"), tmp_path / "out", prefill=3)
     assert report.status == "written" and report.after["unsupported"] == {}, str(report)
-    assert "once.mlpackage computes what follows from encoded alone once for each prompt: 1 value, 48 bytes" in (
+    assert "once.mlpackage computes the values that depend only on encoded once per prompt: 1 value, 48 bytes" in (
         str(report))
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert list(manifest["once"]["outputs"].values()) == ["float16"] and manifest["once"]["inputs"] == {
