@@ -25,7 +25,7 @@ from .edit_transforms import (
     IoTypes,
     Names,
     edit_flag,
-    is_given,
+    list_given,
     make_by,
     make_dedup,
     make_for_names,
@@ -84,7 +84,7 @@ class EditOptions:
         make_by("pad_shape", "PadShape"), metavar="NAME=1,1,1,1024", action="append"))
     """pad the flexible input NAME to this shape, compute at full size, and mask the padding; a size such as 2..64 also
     declares the smallest real size; repeatable, for inputs that share the size"""
-    merge_states: str | None = field(default=None, metadata=edit_flag(make_merge, metavar="NAME"))
+    merge_states: str | None = field(default=None, metadata=edit_flag(make_merge, named=True, metavar="NAME"))
     "merge all states into one state NAME of rank 4, which is read once and written once"
     state_to_io: Names = field(default=(), metadata=edit_flag(
         make_for_names("state_to_io", "state_to_io", "StateToIo", everything="all"),
@@ -155,8 +155,7 @@ class EditOptions:
     @property
     def splits(self) -> list[str]:
         """The names of the given options that make packages of one."""
-        return [each.name for each in fields(self)
-                if each.metadata.get("splits") and is_given(getattr(self, each.name))]
+        return [each.name for each in list_given(self) if each.metadata["splits"]]
 
     @cached_property
     def tables(self) -> list[TableFile]:
@@ -272,10 +271,9 @@ def _make_transforms(options: EditOptions) -> list[Transform]:
 
     Names are those of the source. Raises InputError if nothing is requested, or if two options contradict each other.
     """
-    edits = [each for each in fields(options) if "edit" in each.metadata]
-    given = [each for each in edits if is_given(getattr(options, each.name))]
+    given = list_given(options)
     if not given:
-        names = [format_option_values(each.name) for each in edits]
+        names = [format_option_values(each.name) for each in fields(options) if "edit" in each.metadata]
         raise InputError(f"no edit requested; expected at least one of {', '.join(names[:-1])} and {names[-1]}")
     if len(options.splits) > 1:
         listed = " and ".join(map(format_option_values, options.splits))

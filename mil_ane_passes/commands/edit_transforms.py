@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import Field, fields
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -26,12 +27,26 @@ Maker = Callable[["EditOptions", Any], "list[Transform]"]
 "What makes the transforms of an option from all options and its value."
 
 
-def edit_flag(make: Maker, *, splits: bool = False, **settings: Any) -> Metadata:
+def edit_flag(make: Maker, *, splits: bool = False, named: bool = False, **settings: Any) -> Metadata:
     """Describe an option that edits: `make` returns its transforms. The order of the fields is that of the edits.
 
-    `splits` is true for options that make several packages of one.
+    `splits` is true for options that make several packages of one, `named` for those that need a name, so that an empty
+    list of names is an error.
     """
-    return {**flag(**settings), "edit": make, "splits": splits}
+    return {**flag(**settings), "edit": make, "splits": splits, "named": named}
+
+
+def list_given(options: EditOptions) -> list[Field[Any]]:
+    """List the options that edit and are given, in the order of the edits."""
+    edits = [each for each in fields(options) if "edit" in each.metadata]
+    return [each for each in edits if _is_given(getattr(options, each.name), each.metadata["named"])]
+
+
+def _is_given(value: Any, named: bool) -> bool:
+    """Return whether an option was requested: a flag, a text, a number, or names."""
+    if isinstance(value, (str, int, float)):
+        return value is not False
+    return bool(value) or named and value is not None
 
 
 def make_by(module: str, name: str) -> Maker:
@@ -108,13 +123,6 @@ def make_dedup(options: EditOptions, given: Any) -> list[Transform]:
     from ..transforms.dedup_weights import DedupWeights
 
     return [DedupWeights()]
-
-
-def is_given(value: Any) -> bool:
-    """Return whether an option was requested: a flag, a text, a number, or names."""
-    if isinstance(value, (str, int, float)):
-        return value is not False
-    return bool(value)
 
 
 def parse_io(texts: list[list[str]]) -> dict[str, list[str]]:

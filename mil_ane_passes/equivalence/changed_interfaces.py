@@ -139,7 +139,7 @@ def _run_steps(
     old = Runtime(before, function=name, precision=precision)
     new = [Runtime(program, function=each, precision=precision) for program, each in chain.parts]
     states: list[dict[str, Any]] = []
-    carried: list[dict[str, Any]] = []
+    carried: dict[str, Any] = {}
     for step, choice in enumerate(choices):
         feeds = make_feeds(function, choice, seed + step * 101, description)
         for mapping in chain.mappings:
@@ -147,7 +147,8 @@ def _run_steps(
         if not states:
             states = [_select_values(part, mapping.map_state(state, feeds)) for part, mapping in zip(chain.parts,
                                                                                           chain.mappings)]
-            carried = [mapping.start_carried(state, feeds) for mapping in chain.mappings]
+            for mapping in chain.mappings:
+                carried |= mapping.start_carried(state, feeds)
         label = f"seed {seed}" + (f", step {step}" if stateful else "")
         plan = Plan(chain.label, label, feeds, dict(state))
         first, second = Run(plan), Run(plan)
@@ -173,23 +174,27 @@ def _run_steps(
 
 def _run_chain(
     runtimes: Sequence[Any], chain: _Chain, feeds: Mapping[str, Any], states: list[dict[str, Any]],
-    carried: list[dict[str, Any]],
+    carried: dict[str, Any],
 ) -> dict[str, Any]:
     """Run the parts one after the other; return the outputs and states of the source's function.
 
-    States that the caller passes from step to step are fed to the part that reads them, and updated with its results.
+    States that the caller carries are fed to all parts that read them. After the last part they are updated with the
+    results of the part whose outputs they are.
     """
     found: dict[str, Any] = {}
     passed: dict[str, Any] = {}
-    for place, (runtime, part, mapping, state) in enumerate(zip(runtimes, chain.parts, chain.mappings, states)):
-        held = _select_values(part, mapping.feed_carried(carried[place]))
+    updated: dict[str, Any] = {}
+    for runtime, part, mapping, state in zip(runtimes, chain.parts, chain.mappings, states):
+        held = _select_values(part, mapping.feed_carried(carried))
         made = runtime({**_select_values(part, {**passed, **mapping.map_feeds(feeds)}), **held}, state)
-        if held:
-            carried[place] = mapping.update_carried(carried[place], to_arrays(made), feeds)
-            found |= _label_states(mapping.unmap_carried(carried[place], feeds))
+        after = mapping.update_carried(carried, to_arrays(made), feeds)
+        updated |= {name: value for name, value in after.items() if value is not carried[name]}
         passed |= to_arrays(made)
         found |= to_arrays(mapping.unmap_results(made, feeds))  # probabilities have their old name and their labels
         found |= _label_states(mapping.unmap_state(state, feeds))
+    carried |= updated
+    for mapping in chain.mappings:
+        found |= _label_states(mapping.unmap_carried(carried, feeds))
     return found
 
 

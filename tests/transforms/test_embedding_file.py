@@ -28,7 +28,7 @@ def make_model(path, body=None, *, shape=(1, 2), table=None, target=ct.target.iO
         rows = normal(COUNT, WIDTH).astype(HALF) if table is None else table(np.float16)
         x = body(ids, rows) if body else mb.gather(x=rows, indices=ids, axis=0)
         if held is not None:
-            x = mb.coreml_update_state(state=held, value=mb.add(x=mb.exp(x=x), y=mb.read_state(input=held)))
+            x = mb.coreml_update_state(state=held, value=mb.add(x=mb.tanh(x=x), y=mb.read_state(input=held)))
         weight = rows if tied else normal(7, int(x.shape[-1])).astype(HALF)
         if target == ct.target.iOS15:
             return mb.cast(x=mb.linear(x=x, weight=weight), dtype="fp32", name="logits")

@@ -18,6 +18,7 @@ from mil_ane_passes.transforms.io import Io
 from mil_ane_passes.transforms.merge_states import MergeStates
 from mil_ane_passes.transforms.pad_shape import PadShape
 from mil_ane_passes.transforms.rename import Rename
+from mil_ane_passes.transforms.split_at import SplitAt
 from mil_ane_passes.transforms.state_to_io import StateToIo
 from tests.package.helpers import host_program, make, spec_of
 from tests.transforms.test_pad_shape import SIZES, cache_program
@@ -111,6 +112,20 @@ def test_caches_of_layers_become_channels_that_are_read_and_written_once():
              for var in op.outputs]
     assert max(ranks) == 4
     assert tuple(draft.program.functions["main"].inputs["cache"].shape) == (1, 8, 4, 3)
+
+
+@pytest.mark.parametrize("first", [[StateToIo()], [MergeStates("cache"), StateToIo()]])
+def test_a_part_reads_what_a_later_part_returned_in_the_step_before(first):
+    """Both parts read a layer of the caches, and the last one returns all layers."""
+    program = program_of(layers, CACHES)
+    value = [op.outputs[0].name for op in program.functions["main"].operations if op.op_type == "add" and tuple(
+        op.outputs[0].shape) == (1, 2, 3)][1]
+    drafts = apply_transforms(Draft(clone_program(program), "a program"), [*first, SplitAt([value])])
+    names = {"s0", "s1"} if len(first) == 1 else {"cache"}
+    assert len(drafts) == 2 and all(names <= {*each.program.functions["main"].inputs} for each in drafts)
+    report = compare_across_interfaces(program, drafts, exactness=Exactness.BITWISE, seeds=2, steps=4)
+    assert report.equal, str(report)
+    assert {"out", "state s0", "state s1"} <= {each.output for case in report.cases for each in case.outputs}
 
 
 @pytest.mark.parametrize("more", [(), (Rename({"cache": "past", "cache_rows": "fresh", "position": "place"}),),
