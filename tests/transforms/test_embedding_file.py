@@ -359,3 +359,28 @@ def test_a_dry_run_compares_and_writes_nothing(tmp_path):
     report = ane.edit(source, dry_run=True, verify=True, embedding_file={"ids": tmp_path / "table.npy"})
     assert report.verification.equal and report.status == "dry run"
     assert listed(tmp_path) == ["source.mlpackage"]
+
+
+def test_ids_of_flexible_number_are_padded_before(tmp_path):
+    specs = [mb.TensorSpec((1, get_new_symbol()), dtype=types.int32)]
+
+    @mb.program(input_specs=specs, opset_version=ct.target.iOS18)
+    def program(ids):
+        found = mb.gather(x=normal(COUNT, WIDTH).astype(HALF), indices=ids, axis=0)
+        return mb.linear(x=mb.tanh(x=found), weight=normal(3, WIDTH).astype(HALF), name="logits")
+
+    source = make(tmp_path / "source.mlpackage", program, ct.target.iOS18, pass_pipeline=ct.PassPipeline.EMPTY,
+                  inputs=[ct.TensorType("ids", (1, ct.RangeDim(1, 6)), dtype=np.int32)])
+    report = edit(source, tmp_path, pad_shape={"ids": [1, 6]})
+    assert report.status == "written" and report.verification.equal, str(report)
+    function = ane.load(tmp_path / "out.mlpackage").program.functions["main"]
+    assert tuple(function.inputs["ids_rows"].shape) == (1, 6, WIDTH) and "ids" not in function.inputs
+    assert len(report.verification.cases) >= 2
+
+
+def test_a_function_for_each_number_of_ids(tmp_path):
+    source = make_model(tmp_path / "source.mlpackage", shape=(1, get_new_symbol()), state=False)
+    report = edit(source, tmp_path, fix_shape=[{"ids": [1, 1]}, {"ids": [1, 2]}])
+    assert report.status == "written" and report.verification.equal, str(report)
+    functions = ane.load(tmp_path / "out.mlpackage").program.functions
+    assert sorted(tuple(each.inputs["ids_rows"].shape) for each in functions.values()) == [(1, 1, WIDTH), (1, 2, WIDTH)]

@@ -44,6 +44,30 @@ def test_a_decoder_becomes_a_package_without_unsupported_ops(tmp_path, name, for
     assert found.summary()["ane_unsupported"] == 0
 
 
+@pytest.mark.parametrize(("name", "form", "steps", "more"), [
+    ("llama", "states", 4, {"merge_states": "cache", "state_to_io": "all", "split_inputs": "position"}),
+    ("llama", "states", 1, {"state_to_io": "all", "split_parts": 2}),
+    ("gpt2", "stateless", 4, {"rename": {"inputIds_rows": "embedding", "causalMask": "mask"}, "io": {
+        "fp32": ["inputIds_rows"]}, "tile_output": {"logits": 3}, "max_part_size": "300kB"}),
+])
+def test_a_decoder_reads_rows_of_a_file_in_place_of_ids(tmp_path, name, form, steps, more):
+    import json
+
+    from tests.lab.language_models.builders import DECODERS, convert
+
+    report = ane.edit(
+        convert(name, form), tmp_path / "out.mlpackage", fix_shape={"inputIds": IDS[steps]}, verify=True,
+        pad_shape=pad_sizes(form, steps, DECODERS[name].heads), embedding_file={"inputIds": tmp_path / "table.npy"},
+        **more)
+    assert report.status == "written" and len(report.verification.cases) >= 6, str(report)
+    renamed = more.get("rename", {}).get("inputIds_rows", "inputIds_rows")
+    described = json.loads((tmp_path / "table.json").read_text())
+    assert described["input"] == renamed and described["dtype"] == ("float32" if "io" in more else "float16")
+    assert len(report.outputs) >= (2 if len(more) > 1 else 1)
+    inputs = [each for path in report.outputs for each in ane.load(path).program.functions["main"].inputs]
+    assert inputs.count(renamed) == 1 and "inputIds" not in inputs
+
+
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["bert", pytest.param("distilbert", marks=pytest.mark.slow), "t5-encoder"])
 def test_the_mask_of_an_encoder_of_flexible_length_hides_the_padding(tmp_path, name):
