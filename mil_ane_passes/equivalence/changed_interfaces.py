@@ -227,6 +227,7 @@ def _describe_left_out(chain: _Chain) -> Iterator[str]:
     made = {change.new for change in changes if change.action == "added"}
     compared = {tile for change in changes for tile in change.tiles}
     compared |= {each for change in changes if change.carried for each in (change.old, change.carried.output) if each}
+    compared |= {change.new for change in changes if change.old and change.new}  # several states in one
     for action, why in (("removed", "was removed"), ("added", "is new")):
         for change in changes:
             name = change.old if action == "removed" else change.new

@@ -89,7 +89,7 @@ PROGRAMS = {
 def test_results_and_states_have_the_same_bits_over_steps(name, kinds):
     transforms = [*[MergeStates("cache")] * (kinds != "io"), *[StateToIo()] * (kinds != "merge")]
     draft, report = transform(program_of(*PROGRAMS[name]), *transforms)
-    assert report.equal, str(report)
+    assert report.equal and not report.notes, str(report)
     compared = {output.output for case in report.cases for output in case.outputs}
     assert {f"state s{place}" for place in range(len(PROGRAMS[name][1]))} <= compared
     kept = types_of(draft)
