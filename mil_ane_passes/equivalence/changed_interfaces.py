@@ -190,7 +190,8 @@ def _run_chain(
         after = mapping.update_carried(carried, to_arrays(made), feeds)
         updated |= {name: value for name, value in after.items() if value is not carried[name]}
         passed |= to_arrays(made)
-        found |= to_arrays(mapping.unmap_results(made, feeds))  # probabilities have their old name and their labels
+        # Tiles of one output may be made by several parts. Probabilities get their old name, with their labels.
+        found |= to_arrays(mapping.unmap_results({**passed, **made}, feeds))
         found |= _label_states(mapping.unmap_state(state, feeds))
     carried |= updated
     for mapping in chain.mappings:

@@ -20,6 +20,7 @@ from ..utils.errors import InputError
 from ..utils.option_spelling import format_option_values
 from .contract import Draft, EditRecord, Transform
 from .dead_ops import find_dead_ops, find_unread_updates, remove_dead_ops
+from .names import check_identifier
 from .state_flow import find_state_obstacle, forward_stores, get_window, join_stores, thread_state
 
 __all__ = ["MergeStates", "find_channels"]
@@ -49,6 +50,7 @@ class MergeStates(Transform):
 
     def apply(self, draft: Draft) -> list[Draft]:
         """Merge in place. Raises InputError for a function without states, and for states of unequal last two axes."""
+        check_identifier(self.name, format_option_values("merge_states", self.name))
         functions = {name: function for name, function in draft.select_functions(self.function).items()
                      if any(types.is_state(var.sym_type) for var in function.inputs.values())}
         if not functions:

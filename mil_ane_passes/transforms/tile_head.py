@@ -28,6 +28,7 @@ class TileHead(Transform):
     """Replaces the output `output` (..., width) by `count` outputs OUTPUT_1, OUTPUT_2, ..., its parts in order.
 
     The parts are not concatenated: a result above a chip's limit on the width would be unsupported on the ANE again.
+    Results agree to rounding: a product of fewer outputs may add its terms in another order.
     """
 
     output: str
@@ -74,7 +75,8 @@ class TileHead(Transform):
             InterfaceChange("output", None, tile, "added") for tile in names))
         most = max(stop - start for start, stop in bounds)
         draft.done.append(EditRecord(_OPTION, name, self.output, f"'{self.output}' ({bounds[-1][1]:,} wide) is cut "
-                                     f"into {self.count} outputs of at most {most:,}: {names[0]} to {names[-1]}"))
+                                     f"into {self.count} outputs of at most {most:,}: {names[0]} to {names[-1]}",
+                                     exact=False))
 
     def _find_product(self, whole: Var) -> tuple[Operation, str, int]:
         """Return the op that computes the output, the name of its weight input, and the weight's axis to cut."""
