@@ -427,7 +427,7 @@ def _transform(
                          f"{format_option_values('cache', 'state')}")
     once: Draft | None = None
     if structure.fixed:
-        *before, main = SplitConstantInputs(structure.fixed).apply(main)
+        *before, main = SplitConstantInputs(structure.fixed, optional=True).apply(main)
         main.part = "2"
         for once in before:
             once.part = "once"

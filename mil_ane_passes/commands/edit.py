@@ -28,6 +28,7 @@ from .edit_transforms import (
     list_given,
     make_by,
     make_dedup,
+    make_folding,
     make_for_names,
     make_io,
     make_merge,
@@ -84,6 +85,14 @@ class EditOptions:
         make_by("pad_shape", "PadShape"), metavar="NAME=1,1,1,1024", action="append"))
     """pad the flexible input NAME to this shape, compute at full size, and mask the padding; a size such as 2..64 also
     declares the smallest real size; repeatable, for inputs that share the size"""
+    fold_sizes: bool = field(default=False, metadata=edit_flag(make_folding))
+    "make constants of what follows from fixed sizes alone, such as masks and tables of positions"
+    one_hot_rows: bool = field(default=False, metadata=edit_flag(make_by("encoder", "OneHotRows")))
+    "read rows at computed places, such as the last token's, by the product with a one-hot matrix"
+    add_masks: bool = field(default=False, metadata=edit_flag(make_by("encoder", "AddMasks")))
+    "add masks to what softmaxes read, in place of selects that put a large negative number there"
+    narrow_masks: bool = field(default=False, metadata=edit_flag(make_by("encoder", "NarrowMasks")))
+    "do not repeat masks for each query where all that reads them broadcasts"
     merge_states: str | None = field(default=None, metadata=edit_flag(make_merge, named=True, metavar="NAME"))
     "merge all states into one state NAME of rank 4, which is read once and written once"
     state_to_io: Names = field(default=(), metadata=edit_flag(
@@ -123,6 +132,11 @@ class EditOptions:
         metavar="NAME", nargs="+", action="extend"))
     """split into two packages, after the values that depend on only one of these inputs: lookups of ids, tables and
     masks of positions"""
+    split_constant_inputs: Names = field(default=(), metadata=edit_flag(
+        make_for_names("split_constant_inputs", "split_inputs", "SplitConstantInputs", renamed=True), splits=True,
+        metavar="NAME", nargs="+", action="extend"))
+    """split into two packages: OUT_1 has what is computed from these inputs alone, which are the same for many calls,
+    and runs once for these; OUT_2 reads what it returned"""
     split_parts: int | None = field(default=None, metadata=edit_flag(make_parts, splits=True, metavar="N", type=int))
     """split into N packages that run in sequence, OUT_1 to OUT_N, with balanced weights, where the fewest bytes cross:
     between layers"""
@@ -150,7 +164,7 @@ class EditOptions:
             return tuple(str(number) for number in range(1, min(self.split_parts, MAX_PARTS) + 1))
         if self.max_part_size is not None:
             return ("",)  # how many there will be is not known yet
-        return PART_SUFFIXES if self.split_at or self.split_inputs else ("",)
+        return PART_SUFFIXES if self.splits else ("",)
 
     @property
     def splits(self) -> list[str]:
@@ -196,7 +210,9 @@ def edit(options: EditOptions) -> EditReport:
     with flexible shapes one shape: a mapping from name to shape; a list of such mappings, or a mapping from function
     names to them, makes a function of each, which share the weights (the first is the default). `pad_shape` pads inputs
     to a shape, with what reads them computed in full and masked, and makes an input of the position where a number
-    follows from the real length; a size may be a pair of the smallest and the largest real size. `merge_states` names
+    follows from the real length; a size may be a pair of the smallest and the largest real size. `fold_sizes` makes
+    constants of what follows from fixed sizes alone, `one_hot_rows` reads rows at computed places by products,
+    `add_masks` adds masks to scores in place of selects, `narrow_masks` does not repeat them. `merge_states` names
     the one state of rank 4 that all states become. `state_to_io` names states ("all": each) that become inputs and
     outputs. `one_hot` maps integer inputs to the inputs of one-hot rows that replace them. `embedding_file` maps them
     to paths of files that end in .npy, each of which gets the table, as compressed as it is stored; parameters of the
@@ -208,7 +224,8 @@ def edit(options: EditOptions) -> EditReport:
     outputs, states or inner values to their new names. `split_at` makes two packages that run one after the other, cut
     after the values it names: OUT_1.mlpackage and OUT_2.mlpackage for the `dst` OUT.mlpackage, both or neither; with
     `function` they do not contain the other functions. `split_inputs` does so after what is computed from one of these
-    inputs alone. `split_parts` makes that many packages with even weights, OUT_1 to OUT_N, `max_part_size` (bytes, or a
+    inputs alone, `split_constant_inputs` after what is computed from them alone and is the same for many calls.
+    `split_parts` makes that many packages with even weights, OUT_1 to OUT_N, `max_part_size` (bytes, or a
     text such as "1.4GB") as few as have at most that many bytes of weights each; both cut where the fewest bytes cross.
     `dedup_weights` stores weights of equal bytes once. `function` edits that function alone (default: each that has the
     named values). All names are those of `src`, regardless of other edits. `dry_run` writes nothing. `verify` runs the
@@ -217,8 +234,9 @@ def edit(options: EditOptions) -> EditReport:
     they cannot be cloned, so that the packages share them. `ahead`: copies of the source's large files that the caller
     has already started.
 
-    The order is fixed: fix_shape, pad_shape, merge_states, state_to_io, one_hot, embedding_file, tile_output,
-    expose, drop_output, io, rename, split_at, split_inputs, split_parts, max_part_size, dedup_weights.
+    The order is fixed, whatever the order of the arguments: fix_shape, pad_shape, fold_sizes, one_hot_rows, add_masks,
+    narrow_masks, merge_states, state_to_io, one_hot, embedding_file, tile_output, expose, drop_output, io, rename,
+    split_at, split_inputs, split_constant_inputs, split_parts, max_part_size, dedup_weights.
 
     Raises InputError for anything that cannot be done, with the reason; nothing is written then.
     """
@@ -277,7 +295,8 @@ def _make_transforms(options: EditOptions) -> list[Transform]:
         raise InputError(f"no edit requested; expected at least one of {', '.join(names[:-1])} and {names[-1]}")
     if len(options.splits) > 1:
         listed = " and ".join(map(format_option_values, options.splits))
-        number = "two packages" if set(options.splits) == {"split_at", "split_inputs"} else "several packages"
+        several = {"split_parts", "max_part_size"} & set(options.splits)
+        number = "several packages" if several else "two packages"
         raise InputError(f"{listed}: each makes {number}; expected one of them")
     return [made for each in given for made in each.metadata["edit"](options, getattr(options, each.name))]
 

@@ -72,6 +72,13 @@ def make_for_names(option: str, module: str, name: str, *, renamed: bool = False
     return make
 
 
+def make_folding(options: EditOptions, given: Any) -> list[Transform]:
+    from ..transforms.fix_shape import FoldSizes
+    from .adapt_encoder import evaluate_values
+
+    return [FoldSizes(evaluate_values, options.function)]
+
+
 def make_merge(options: EditOptions, given: Any) -> list[Transform]:
     names = _list_names(given, "merge_states")
     if len(names) != 1:

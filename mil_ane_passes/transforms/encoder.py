@@ -14,7 +14,7 @@ from coremltools.converters.mil.mil import Function, Operation, Program, Var, ty
 from ..ir.block_editor import BlockEditor
 from ..ir.builder import RewriteBuilder, UniqueNames
 from ..ir.coremltools_internals import set_stored_type
-from ..ir.query import get_consumers, get_flat_inputs, is_const, wraps_negatives
+from ..ir.query import get_consumers, get_flat_inputs, is_compressed, is_const, wraps_negatives
 from ..ir.type_inference import infer_types
 from ..package.interface import get_feature
 from ..utils.errors import InputError
@@ -191,21 +191,27 @@ def _check_floats(draft: Draft, name: str) -> None:
                              "integers that are looked up in tables, compared or masked with by themselves")
 
 
+@dataclass(frozen=True)
 class AddMasks(Transform):
     """Replaces a select of a large negative value before a softmax by the addition of a mask.
 
     The softmax weight of a masked key is 0 in both forms, if at least one key of the query is not masked.
     """
 
+    function: str | None = None
+
     def apply(self, draft: Draft) -> list[Draft]:
-        for name, function in draft.program.functions.items():
+        for name, function in draft.select_functions(self.function).items():
+            before = len(draft.done)
             spread_scalar_choices(function)
             with function, BlockEditor() as editor:
                 mb = RewriteBuilder(function, UniqueNames(function))
                 for op in list(function.operations):
                     if op.op_type == "select" and not is_const(op.cond) and self._replace(mb, op, editor):
-                        draft.done.append(EditRecord("", name, op.outputs[0].name, f"'{op.outputs[0].name}', select: a "
-                                                     "mask is added to scores"))
+                        draft.done.append(EditRecord("--add-masks", name, op.outputs[0].name, f"'{op.outputs[0].name}'"
+                                                     ", select: a mask is added to scores"))
+            _note_nothing(draft, before, "--add-masks", name, "no select between scores and a large negative number "
+                          "is read by softmaxes alone")
         return [draft]
 
     def _replace(self, mb: RewriteBuilder, op: Operation, editor: BlockEditor) -> bool:
@@ -228,6 +234,7 @@ class AddMasks(Transform):
         return True
 
 
+@dataclass(frozen=True)
 class NarrowMasks(Transform):
     """Removes the repetition of a mask along an axis if all its users broadcast.
 
@@ -235,18 +242,28 @@ class NarrowMasks(Transform):
     (1, 1, 1, S) instead of (1, 1, S, S). The packages then pass each number only once.
     """
 
+    function: str | None = None
+
     def apply(self, draft: Draft) -> list[Draft]:
-        for name, function in draft.program.functions.items():
+        for name, function in draft.select_functions(self.function).items():
+            before = len(draft.done)
             with function, BlockEditor() as editor:
                 for op in list(function.operations):
                     narrow = _find_narrow(op)
                     if narrow is None or not _can_narrow(function, op, narrow):
                         continue
-                    draft.done.append(EditRecord("", name, narrow.name, f"'{op.outputs[0].name}', {op.op_type}: values "
-                                                 "that are repeated stay as they are"))
+                    draft.done.append(EditRecord("--narrow-masks", name, narrow.name, f"'{op.outputs[0].name}', "
+                                                 f"{op.op_type}: values that are repeated stay as they are"))
                     editor.replace(op.outputs[0], narrow)
                     editor.remove_if_unused([op])
+            _note_nothing(draft, before, "--narrow-masks", name, "no value is repeated for ops that broadcast it")
         return [draft]
+
+
+def _note_nothing(draft: Draft, before: int, option: str, function: str, note: str) -> None:
+    """Record that there was nothing to do, if no action was recorded since there were `before`."""
+    if len(draft.done) == before:
+        draft.done.append(EditRecord(option, function, "", f"nothing to do: {note}", changed=False))
 
 
 def _find_narrow(op: Operation) -> Var | None:
@@ -299,17 +316,23 @@ class OneHotRows(Transform):
     It applies to rows of floats at few positions that are computed from integers, such as the last token's.
     """
 
+    function: str | None = None
     most: int = 16
     "Most rows that are read in this way: the product reads the whole table, so its cost grows with the rows."
 
     def apply(self, draft: Draft) -> list[Draft]:
-        for name, function in draft.program.functions.items():
+        for name, function in draft.select_functions(self.function).items():
+            before = len(draft.done)
             with function, BlockEditor() as editor:
                 mb = RewriteBuilder(function, UniqueNames(function))
                 for op in list(function.operations):
-                    if op.op_type in ("gather", "gather_nd") and not is_const(op.x) and self._replace(mb, op, editor):
-                        draft.done.append(EditRecord("", name, op.outputs[0].name, f"'{op.outputs[0].name}', "
-                                                     f"{op.op_type}: rows are read by a one-hot matrix"))
+                    stored = op.op_type in ("gather", "gather_nd") and (is_const(op.x) or is_compressed(op.x))
+                    if op.op_type in ("gather", "gather_nd") and not stored and self._replace(mb, op, editor):
+                        draft.done.append(EditRecord("--one-hot-rows", name, op.outputs[0].name, "'"
+                                                     f"{op.outputs[0].name}', {op.op_type}: rows are read by a one-hot "
+                                                     "matrix"))
+            _note_nothing(draft, before, "--one-hot-rows", name, f"no rows of floats are read at 1 to {self.most} "
+                          "computed places")
         return [draft]
 
     def _replace(self, mb: RewriteBuilder, op: Operation, editor: BlockEditor) -> bool:

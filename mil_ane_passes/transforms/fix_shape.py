@@ -135,11 +135,15 @@ class FoldSizes(Transform):
     """
 
     evaluate: Evaluate | None = None
+    function: str | None = None
 
     def apply(self, draft: Draft) -> list[Draft]:
         """Fold in place."""
-        for name, function in draft.program.functions.items():
-            if any(map(_is_flexible, function.inputs.values())):
+        for name, function in draft.select_functions(self.function).items():
+            flexible = next((each for each, var in function.inputs.items() if _is_flexible(var)), None)
+            if flexible is not None:
+                self._record(draft, name, "", f"nothing to fold: the input '{flexible}' has a flexible shape",
+                             changed=False)
                 continue
             consts = [var for op in function.operations if op.op_type == "const" for var in op.outputs]
             ShapeInference(function, [*function.inputs.values(), *consts])
@@ -150,14 +154,20 @@ class FoldSizes(Transform):
             if self.evaluate is not None:
                 folded += _fold_evaluated(function, self.evaluate, unpacked)
             if folded:
-                _record(draft, name, "", f"{_format_op_count(folded)} became constants and {_format_op_count(dropped)} "
-                        "went with them", exact=self.evaluate is None)
+                self._record(draft, name, "", f"{_format_op_count(folded)} became constants and "
+                             f"{_format_op_count(dropped)} went with them", exact=self.evaluate is None)
             for table in kept:
-                _record(draft, name, table, f"rows of the compressed '{table}' stay so")
+                self._record(draft, name, table, f"rows of the compressed '{table}' stay so")
             for table, nbytes in unpacked.items():
-                _record(draft, name, table, f"rows of the compressed '{table}' are stored unpacked, {nbytes:,} bytes: "
-                        "they are read at constant places that are not in order")
+                self._record(draft, name, table, f"rows of the compressed '{table}' are stored unpacked, {nbytes:,} "
+                             "bytes: they are read at constant places that are not in order")
+            if not folded and not kept:
+                self._record(draft, name, "", "nothing to fold: no value follows from sizes alone", changed=False)
         return [draft]
+
+    def _record(self, draft: Draft, function: str, value: str, note: str, *, exact: bool = True, changed: bool = True
+                ) -> None:
+        draft.done.append(EditRecord("--fold-sizes", function, value, note, changed, exact))
 
 
 def _cut_compressed_rows(function: Function) -> list[str]:

@@ -79,22 +79,38 @@ class SplitConstantInputs(Transform):
 
     The first part runs once, for example to compute the keys and values of an encoder's output; the second part reads
     its results at each call. Ops that only repeat a value stay in the second part. If no values depend only on these
-    inputs, the draft is not changed.
+    inputs, InputError is raised, or the draft is not changed if `optional` is true.
     """
 
     names: Sequence[str]
+    function: str | None = None
+    optional: bool = False
 
     def apply(self, draft: Draft) -> list[Draft]:
-        """Return the two parts, or the draft."""
-        (name, function), = draft.program.functions.items()
+        """Return the two parts, or the draft. InputError for an unknown input."""
+        who = format_option_values("split_constant_inputs", *self.names)
+        functions = draft.select_functions(self.function)
+        if len(functions) > 1:
+            raise InputError(f"{who}: several functions ({', '.join(sorted(functions))}); expected "
+                             f"{format_option('function')} to name one")
+        (name, function), = functions.items()
+        for each in self.names:
+            if each not in function.inputs:
+                raise make_unknown_name_error(each, format_option_values("split_constant_inputs", each),
+                                              function.inputs, "input", draft.gone)
+            if types.is_state(function.inputs[each].sym_type):
+                raise InputError(f"{who}: '{each}' is a state, which each call may change; expected inputs")
         values = dict.fromkeys(_skip_repetition(var) for var in find_boundary(function, self.names))
         values = {var: None for var in values if var.op is not None}
-        if not values:
+        if not values and self.optional:
             return [draft]
+        if not values:
+            raise InputError(f"{who}: nothing is computed from these alone; expected inputs that are the same for many "
+                             "calls, such as what an encoder returned")
         listed = ", ".join(f"'{var.name}'" for var in values)
-        draft.done.append(EditRecord("", name, ", ".join(self.names), "computed once, from what is the same for all "
-                                     f"calls: {listed}"))
-        return SplitAt([var.name for var in values]).apply(draft)
+        draft.done.append(EditRecord("--split-constant-inputs", name, ", ".join(self.names), "computed once, from what "
+                                     f"is the same for all calls: {listed}"))
+        return SplitAt([var.name for var in values], self.function).apply(draft)
 
 
 def _skip_repetition(var: Var) -> Var:
