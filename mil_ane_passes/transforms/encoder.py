@@ -203,7 +203,8 @@ class AddMasks(Transform):
     def apply(self, draft: Draft) -> list[Draft]:
         for name, function in draft.select_functions(self.function).items():
             before = len(draft.done)
-            spread_scalar_choices(function)
+            draft.done += [EditRecord("--add-masks", name, each, f"'{each}', select: a choice between two numbers is "
+                                      "computed") for each in spread_scalar_choices(function)]
             with function, BlockEditor() as editor:
                 mb = RewriteBuilder(function, UniqueNames(function))
                 for op in list(function.operations):

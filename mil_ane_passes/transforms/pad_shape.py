@@ -300,11 +300,13 @@ def reaches_softmax(start: Var) -> bool:
     return False
 
 
-def spread_scalar_choices(function: Function) -> None:
+def spread_scalar_choices(function: Function) -> list[str]:
     """Replace selects between two scalars by arithmetic, which gives equal values for finite numbers.
 
     For two scalars, coremltools infers a scalar result whatever the shape of the condition, so it infers no values.
+    Returns the names of the replaced results.
     """
+    done: list[str] = []
     with function, BlockEditor() as editor:
         mb = RewriteBuilder(function, UniqueNames(function))
         for op in list(function.operations):
@@ -321,6 +323,8 @@ def spread_scalar_choices(function: Function) -> None:
                 set_stored_type(op.outputs[0], made.sym_type)  # users can only be rebound to values of the same type
                 editor.replace(op.outputs[0], made)
                 editor.remove_if_unused([op])
+                done.append(name)
+    return done
 
 
 def _choose_scalar(mb: RewriteBuilder, op: Operation, a: float, b: float) -> Var:

@@ -137,7 +137,8 @@ def test_more_parts_than_places():
         split(layers(2), count=5)
     program = mb.program(input_specs=[mb.TensorSpec((1, 64))], opset_version=ct.target.iOS16)(
         lambda x: mb.linear(x=x, weight=normal(64, 64), name="only"))
-    with pytest.raises(ane.InputError, match="split_parts 2: there is no place at which the function can be cut; expected two ops that read weights"):
+    with pytest.raises(ane.InputError, match="split_parts 2: there is no place at which the function can be cut; "
+                                             "expected two ops that read weights"):
         split(program, count=2)
 
 
