@@ -6,7 +6,7 @@ import importlib
 import inspect
 import pkgutil
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import coremltools as ct
@@ -17,6 +17,7 @@ from coremltools.converters.mil.mil import types
 
 import mil_ane_passes as ane
 from mil_ane_passes import transforms
+from mil_ane_passes.commands.edit import EditOptions
 from mil_ane_passes.commands.main import main
 from mil_ane_passes.equivalence.changed_interfaces import compare_across_interfaces
 from mil_ane_passes.ir.clone import clone_program
@@ -199,4 +200,6 @@ def test_the_page_lists_all_transforms():
     composed = re.findall(r"^\| `(\w+)` \| `adapt` \|", page, re.MULTILINE)
     assert {name for name, _ in listed} | set(composed) == {kind.__name__ for kind in Transform.__subclasses__() if
                                             kind.__module__.startswith("mil_ane_passes")}
-    assert {option.strip("-").replace("-", "_") for _, option in listed} <= set(parameters)
+    options = {option.strip("-").replace("-", "_") for _, option in listed}
+    assert options <= set(parameters)
+    assert options | {"max_part_size"} == {each.name for each in fields(EditOptions) if "edit" in each.metadata}
