@@ -130,6 +130,8 @@ class Runtime:
         Raises InputError, before anything runs, for feeds or states of the wrong name, dtype or shape.
         """
         call = self.start_call(feeds, state)
+        # Only where nothing sees values between the ops: what is compared op by op is computed op by op.
+        call.machine.joins_attention = self.precision == "float32" and not self._quirks and self._observer is None
         try:
             results = call.machine.run_block(self._block, call.arguments)
         finally:

@@ -14,10 +14,11 @@ from ..ir.constants import LazyValue
 from ..ir.coremltools_internals import get_typed_value
 from ..utils.budget import get_current_budget
 from ..utils.errors import AnePassesError, InputError
+from .attention_chains import compute_chain
 from .memory_limits import LiveValues, estimate_result_bytes, is_out_of_memory, refuse_allocation
 from .numeric import have_equal_bits, is_tensor_value
 from .op_inputs import OpInputs
-from .prepared_function import PreparedFunction, is_lazy
+from .prepared_function import ChainSteps, PreparedFunction, is_lazy
 from .quirks import select_quirks
 from .registry import Kernel
 
@@ -50,6 +51,8 @@ class Interpreter:
         self.quirks = quirks
         self.observer = observer
         self.env: dict[int, Any] = {}
+        self.joins_attention = False
+        "Whether attention is computed part by part, as `attention_chains` does it."
         self.executed_blocks: set[Any] = set()
         self.budget = get_current_budget()
         self.live = LiveValues()
@@ -80,10 +83,34 @@ class Interpreter:
 
     def run_block(self, block: Any, arguments: Iterable[Any] = ()) -> list[Any]:
         """Run one block with `arguments` bound to its inputs; return the stored values of its outputs."""
-        for op, finished in self.enter_block(block, arguments):
-            self.run_op(op)
+        steps = self.enter_block(block, arguments)
+        if self.joins_attention:
+            steps = self.prepared.get_chained_ops(block)
+        for op, finished in steps:
+            if isinstance(op, ChainSteps):
+                self._run_chain(op)
+            else:
+                self.run_op(op)
             self.release(finished)
         return self.leave_block(block)
+
+    def _run_chain(self, steps: ChainSteps) -> None:
+        """Run the ops of an attention part by part, or one by one where `compute_chain` leaves them."""
+        product = steps.chain.product
+        self.check_time(product)
+        try:
+            self.live.require(product, self.prepared.count_result_bytes(product) or 0)
+            made = compute_chain(steps.chain, self.operand)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            refuse_allocation(product, error, self.live)
+        if made is not None:
+            self.hold(id(product.outputs[0]), self.keep(product.outputs[0], made))
+        for op, finished in steps.ops:
+            if made is None:
+                self.run_op(op)
+            self.release(finished)
 
     def enter_block(self, block: Any, arguments: Iterable[Any]) -> list[tuple[Any, list[int]]]:
         """Bind `arguments` to the inputs of a block; return its ops, each with the values to release after it."""

@@ -8,9 +8,10 @@ memory freed around them.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from functools import lru_cache
-from typing import Any, NamedTuple
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +24,10 @@ from ..utils.mapped_files import MappedFile, check_mapped_files, file_of
 from .memory_limits import most_kept
 from .numeric import Precision, is_tensor_value
 
-__all__ = ["BlockSteps", "PreparedFunction", "is_lazy"]
+if TYPE_CHECKING:
+    from .attention_chains import AttentionChain
+
+__all__ = ["BlockSteps", "ChainSteps", "PreparedFunction", "is_lazy"]
 
 #: Constants of at most this many bytes in the computing dtype are converted at the start and kept. Parameters and most
 #: biases are smaller, and a thousand of them need at most 4 MB.
@@ -43,6 +47,13 @@ class BlockSteps(NamedTuple):
     ops: list[tuple[Any, list[int]]]
     #: the block's own variables that are outputs of the block
     left: list[int]
+
+
+class ChainSteps(NamedTuple):
+    """An attention that is computed part by part, with its ops and what is finished after each, one by one."""
+
+    chain: AttentionChain
+    ops: list[tuple[Any, list[int]]]
 
 
 def is_lazy(op: Any) -> bool:
@@ -80,6 +91,26 @@ class _Layout:
         for key in own.keys() - left:
             finished[own[key]].append(key)
         return BlockSteps(inputs, finished[-1], list(zip(ops, finished)), list(left))
+
+    @cached_property
+    def chained(self) -> dict[Any, list[tuple[Any, list[int]]]]:
+        """The ops of each block as `steps` has them, with a `ChainSteps` in the place of the last op of a chain."""
+        return {block: self._plan_chains(block, steps.ops) for block, steps in self.steps.items()}
+
+    def _plan_chains(self, block: Any, steps: list[tuple[Any, list[int]]]) -> list[tuple[Any, list[int]]]:
+        from .attention_chains import find_attention_chains
+
+        if not any(op.op_type == "softmax" for op, _ in steps):
+            return steps
+        read = Counter(id(var) for op, _ in steps for var in self._iterate_operands(op)) + Counter(map(id, block.outputs))
+        readers = {id(var): op for op, _ in steps for var in self.inputs[op].values()
+                   if not isinstance(var, (list, tuple)) and read[id(var)] == 1}
+        chains = {op: chain for chain in find_attention_chains((op for op, _ in steps), readers) for op in chain.ops}
+        kept = dict(steps)
+        return [
+            (op, finished) if op not in chains
+            else (ChainSteps(chains[op], [(each, kept[each]) for each in chains[op].ops]), [])
+            for op, finished in steps if op not in chains or op is chains[op].product]
 
     def _iterate_operands(self, op: Any) -> Iterable[Any]:
         """Yield all variables that an op reads, including those read inside its nested blocks."""
@@ -132,6 +163,10 @@ class PreparedFunction:
             and all(self._layout.outputs[block] == list(block.outputs) for block in self._layout.outputs)
             and all(get_input_vars(op) == bound for op, bound in self._layout.bound.items())
         )
+
+    def get_chained_ops(self, block: Any) -> list[tuple[Any, list[int]]]:
+        """Return the ops of a block as `steps` has them, with a `ChainSteps` in the place of the last op of a chain."""
+        return self._layout.chained[block]
 
     def get_inputs(self, op: Any) -> Mapping[str, Any]:
         """Return the connected inputs of `op` by name; cached, since pymil filters them at each access."""

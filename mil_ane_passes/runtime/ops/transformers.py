@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ import torch
 from ..numeric import canonicalize_layout
 from ..registry import register_kernel
 from .activation import apply_softmax
+
+__all__ = ["attend_in_parts"]
 
 #: scores that are computed at once: 1 MB of float32, or a quarter of the result if that is more
 _MAX_SCORES_AT_ONCE = 1 << 18
@@ -25,33 +28,38 @@ def scaled_dot_product_attention(op: Any, ins: Any) -> torch.Tensor:
     if math.prod(batch) * query.shape[-2] * key.shape[-2] <= room:
         return _compute_attention(query, key, value, mask)
     y = query.new_empty(shape)
-    _attend_in_parts(query, key, value, mask, y, room)
+    attend_in_parts(query, key, value, operands[3:], y, room,
+                    lambda query, key, value, masks: _compute_attention(query, key, value, masks[0] if masks else None))
     return y
 
 
-def _attend_in_parts(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, y: torch.Tensor, room: int
+def attend_in_parts(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, masks: Sequence[torch.Tensor], y: torch.Tensor,
+    room: int, compute: Callable[..., torch.Tensor],
 ) -> None:
-    """Fill `y` part by part, along its leading axes first; at most `room` scores are in memory at once."""
+    """Fill `y` part by part, along its leading axes first; at most `room` scores are in memory at once.
+
+    `compute` returns a part, from the parts of query, key, value and of the `masks`, which are broadcast to the scores.
+    """
     total = math.prod(y.shape[:-1]) * key.shape[-2]
     axis = next((each for each in range(-y.dim(), -1) if y.shape[each] > 1), None)
     if total <= room or axis is None:
-        y.copy_(_compute_attention(query, key, value, mask))
+        y.copy_(compute(query, key, value, masks))
         return
     step = max(1, y.shape[axis] * room // total)
     for start in range(0, y.shape[axis], step):
-        query_part, mask_part, y_part = (_narrow_part(each, axis, start, step) for each in (query, mask, y))
+        query_part, y_part, *mask_parts = (_narrow_part(each, axis, start, step) for each in (query, y, *masks))
         # Each row of the query attends to all of key and value.
         key_part, value_part = (each if axis == -2 else _narrow_part(each, axis, start, step) for each in (key, value))
-        _attend_in_parts(query_part, key_part, value_part, mask_part, y_part, room)
+        attend_in_parts(query_part, key_part, value_part, mask_parts, y_part, room, compute)
 
 
-def _narrow_part(x: Any, axis: int, start: int, step: int) -> Any:
+def _narrow_part(x: torch.Tensor, axis: int, start: int, step: int) -> torch.Tensor:
     """Select `step` elements of `x`, starting at `start`, on an axis counted from the last.
 
     If `x` is broadcast along that axis, all of `x` is returned.
     """
-    if x is None or x.dim() < -axis or x.shape[axis] == 1:
+    if x.dim() < -axis or x.shape[axis] == 1:
         return x
     return x.narrow(axis, start, min(step, x.shape[axis] - start))
 
