@@ -66,8 +66,9 @@ class Interpreter:
 
     def operand(self, var: Any) -> Any:
         """Return the value of `var` in the form kernels expect."""
-        if id(var) in self.env:
-            return self.precision.operand(self.env[id(var)])
+        value = self.env.get(id(var))
+        if value is not None:
+            return self.precision.operand(value)
         return self.prepared.constants.get_operand(var, self._make_constant)
 
     def _make_constant(self, var: Any, passing: bool = False) -> Any:
@@ -223,7 +224,8 @@ class Interpreter:
 
     def run_op(self, op: Any) -> None:
         """Run one op and store its outputs."""
-        self.check_time(op)
+        if self._is_timed:
+            self.check_time(op)
         try:
             for var, value in zip(op.outputs, self._evaluate_op(op)):
                 stored = self.keep(var, value)

@@ -270,9 +270,9 @@ class Precision:
 
     def operand(self, value: Any) -> Any:
         """Return a stored value in the form kernels expect: floats in the computing dtype."""
-        if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype != self.compute:
-            return value.to(self.compute)
-        return value
+        if not isinstance(value, torch.Tensor) or value.dtype is self.compute or not value.is_floating_point():
+            return value
+        return value.to(self.compute)
 
     def store(self, value: torch.Tensor, dtype: Any) -> torch.Tensor:
         """Convert a kernel's result to the form in which a variable of builtin type `dtype` is stored."""

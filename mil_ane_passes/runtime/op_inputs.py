@@ -77,7 +77,7 @@ class OpInputs:
 
     def get(self, name: str) -> Any:
         """Return the operand (a tensor, string, list or state; a list of these for a tuple), its default, or None."""
-        var = self.var(name)
+        var = self._vars.get(name)
         if var is None:
             return self.machine.prepared.get_default(self.op, name)
         if isinstance(var, (list, tuple)):
@@ -108,8 +108,9 @@ class OpInputs:
         """Return a parameter as a plain Python value, not to be changed: scalar, string, (nested) list, or None."""
         known = self.machine.prepared.parameters
         var = self._vars.get(name)
-        if var in known:
-            return known[var]
+        plain = known.get(var)
+        if plain is not None:
+            return plain
         found = self.get(name)
         if not isinstance(found, torch.Tensor):
             return found

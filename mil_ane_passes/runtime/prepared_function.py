@@ -281,6 +281,9 @@ class _ConstantCache:
 
     def get_operand(self, var: Any, make: Callable[..., Any]) -> Any:
         """Return the operand for the constant `var`; if it is not kept, `make(var, passing)` computes it."""
+        kept = self._kept.get(var)
+        if kept is not None:
+            return kept
         if var in self._unread:
             self._kept[var] = self._precision.shared(self._unread[var])
             del self._unread[var]

@@ -98,7 +98,7 @@ def gelu(op: Any, ins: Any) -> torch.Tensor:
     if mode == "SIGMOID_APPROXIMATION":
         return _multiply_into(x, (1.702 * x).sigmoid_())
     if mode == "TANH_APPROXIMATION":
-        y = (x**3).mul_(0.044715).add_(x).mul_(math.sqrt(2.0 / math.pi)).tanh_()
+        y = torch.pow(x, 3).mul_(0.044715).add_(x).mul_(math.sqrt(2.0 / math.pi)).tanh_()
     else:
         y = (x / math.sqrt(2.0)).erf_()
     return y.add_(1.0).mul_(0.5).mul_(x)

@@ -13,6 +13,7 @@ from ..registry import register_kernel
 __all__ = ["add_bias", "compute_conv", "compute_conv_transpose", "compute_pads", "find_conv_transpose_window"]
 
 _CONV = (functional.conv1d, functional.conv2d, functional.conv3d)
+_BIAS_SHAPES = {rank: (1, -1, *(1,) * (rank - 2)) for rank in (3, 4, 5)}
 _CONV_TRANSPOSE = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)
 
 
@@ -60,8 +61,10 @@ def compute_conv(ins: Any, weight: torch.Tensor) -> torch.Tensor:
     """Compute the convolution without its bias."""
     x = ins["x"]
     kept, pads, steps = ins.memo((x.shape, weight.shape), lambda: _plan_conv(ins, x.shape, weight.shape))
-    # Padding is always explicit, so that padded zeros meet infinite weights in the same way for all pads.
-    padded = _pad_spatial(_drop_trivial_axes(x, kept), pads)
+    padded = _drop_trivial_axes(x, kept)
+    if pads:
+        # Padding is always explicit, so that padded zeros meet infinite weights in the same way for all pads.
+        padded = torch.constant_pad_nd(padded, pads)
     y = _CONV[len(kept) - 1](
         canonicalize_layout(padded), canonicalize_layout(_drop_trivial_axes(weight, kept)), None, **steps)
     return _restore_axes(y, x.dim() - 2, kept)
@@ -69,15 +72,18 @@ def compute_conv(ins: Any, weight: torch.Tensor) -> torch.Tensor:
 
 def _plan_conv(
     ins: Any, shape: torch.Size, weight_shape: torch.Size
-) -> tuple[list[int], list[tuple[int, int]], dict[str, Any]]:
-    """Return the spatial axes to convolve, their pads, and the strides, dilations and groups."""
+) -> tuple[list[int], list[int], dict[str, Any]]:
+    """Return the spatial axes to convolve, their pads in torch's order, and the strides, dilations and groups.
+
+    There are no pads where all are 0.
+    """
     strides, dilations = ins.values("strides"), ins.values("dilations")
     reach = [(size - 1) * step + 1 for size, step in zip(weight_shape[2:], dilations)]
     pads = compute_pads(ins, list(shape[2:]), reach, strides)
     rank = len(shape) - 2
     trivial = [shape[2 + axis] == 1 == weight_shape[2 + axis] and pads[axis] == (0, 0) for axis in range(rank)]
     kept = _find_kept_axes(trivial)
-    return kept, [pads[axis] for axis in kept], {
+    return kept, _flatten_pads([pads[axis] for axis in kept]), {
         "stride": _select_steps(strides, trivial, kept), "dilation": _select_steps(dilations, trivial, kept),
         "groups": ins.value("groups")}
 
@@ -128,8 +134,14 @@ def find_conv_transpose_window(ins: Any, full: list[int], same: list[int]) -> tu
 
 def _pad_spatial(x: torch.Tensor, pads: list[tuple[int, int]]) -> torch.Tensor:
     """Pad the spatial axes of `x` with zeros; return `x` itself, not a copy, when no padding is needed."""
+    flat = _flatten_pads(pads)
+    return functional.pad(x, flat) if flat else x
+
+
+def _flatten_pads(pads: list[tuple[int, int]]) -> list[int]:
+    """Return the pads in torch's order, the last axis first; none where all are 0."""
     flat = [amount for pair in reversed(pads) for amount in pair]
-    return functional.pad(x, flat) if any(flat) else x
+    return flat if any(flat) else []
 
 
 def _find_kept_axes(trivial: list[bool]) -> list[int]:
@@ -169,4 +181,4 @@ def add_bias(y: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
 
     This is always one addition: a missing bias gives the bits of a zero bias (-0 becomes +0).
     """
-    return y.add_(0.0 if bias is None else bias.reshape(1, -1, *(1,) * (y.dim() - 2)))
+    return y.add_(0.0 if bias is None else bias.reshape(_BIAS_SHAPES[y.dim()]))

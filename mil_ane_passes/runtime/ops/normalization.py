@@ -55,19 +55,24 @@ def layer_norm(op: Any, ins: Any) -> torch.Tensor:
     x = ins["x"]
     order, kept, extents = ins.memo(x.shape, lambda: _order_axes(ins, x.shape))
     gamma, beta = (None if each is None else each.reshape(extents) for each in (ins.get("gamma"), ins.get("beta")))
-    rows = canonicalize_layout(x.permute(order))
+    rows = canonicalize_layout(x.permute(order) if order else x)
     if not rows.numel():
         return x
-    y = functional.layer_norm(rows, extents, gamma, beta, ins.value("epsilon"))
-    return y.permute(kept)
+    y = torch.layer_norm(rows, extents, gamma, beta, ins.value("epsilon"))
+    return y.permute(kept) if order else y
 
 
 def _order_axes(ins: Any, shape: torch.Size) -> tuple[list[int], list[int], list[int]]:
-    """Return the axes with the normalized ones last, the permutation back, and the extents of the normalized ones."""
+    """Return the axes with the normalized ones last, the permutation back, and the extents of the normalized ones.
+
+    Both are empty where they are last.
+    """
     rank = len(shape)
     normalized = sorted(axis % rank for axis in (ins.values("axes") if ins.has("axes") else range(rank)))
     order = [*(axis for axis in range(rank) if axis not in normalized), *normalized]
-    return order, [order.index(axis) for axis in range(rank)], [shape[axis] for axis in normalized]
+    extents = [shape[axis] for axis in normalized]
+    return ([], [], extents) if order == list(range(rank)) else (
+        order, [order.index(axis) for axis in range(rank)], extents)
 
 
 @register_kernel("l2_norm")

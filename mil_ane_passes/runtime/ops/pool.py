@@ -18,13 +18,14 @@ from .conv import compute_pads
 class _PoolWindows:
     """The positions of the windows of a pooling on each spatial axis."""
 
-    def __init__(self, ins: Any, x: torch.Tensor) -> None:
+    def __init__(self, ins: Any, shape: torch.Size) -> None:
         self.sizes: list[int] = ins.values("kernel_sizes")
         self.strides: list[int] = ins.values("strides")
-        self.extents: list[int] = list(x.shape[2:])
+        self.extents: list[int] = list(shape[2:])
         self.pads: list[tuple[int, int]] = compute_pads(ins, self.extents, self.sizes, self.strides)
         ceil = bool(ins.value("ceil_mode"))
         self.counts = [self._count(axis, ceil) for axis in range(len(self.sizes))]
+        self.can_use_torch_padding = self._can_use_torch_padding()
 
     def _count(self, axis: int, ceil: bool) -> int:
         before, after = self.pads[axis]
@@ -48,7 +49,7 @@ class _PoolWindows:
             flat += [before, covered - before - self.extents[axis]]
         return functional.pad(x, flat, value=value) if any(flat) else x
 
-    def can_use_torch_padding(self) -> bool:
+    def _can_use_torch_padding(self) -> bool:
         """Return whether torch's own padding gives the same windows.
 
         The padding must be equal on both sides and at most half a window, and the number of windows must be the same.
@@ -80,24 +81,29 @@ class _PoolWindows:
         return total
 
 
+def _plan_windows(ins: Any, x: torch.Tensor) -> _PoolWindows:
+    windows: _PoolWindows = ins.memo(x.shape, lambda: _PoolWindows(ins, x.shape))
+    return windows
+
+
 @register_kernel("avg_pool")
 def avg_pool(op: Any, ins: Any) -> torch.Tensor:
     x = ins["x"]
-    windows = _PoolWindows(ins, x)
+    windows = _plan_windows(ins, x)
     return windows.sum_windows(x).div_(windows.compute_divisors(x, bool(ins.value("exclude_padding_from_average"))))
 
 
 @register_kernel("l2_pool")
 def l2_pool(op: Any, ins: Any) -> torch.Tensor:
     x = ins["x"]
-    return _PoolWindows(ins, x).sum_windows(x.square()).sqrt_()
+    return _plan_windows(ins, x).sum_windows(x.square()).sqrt_()
 
 
 @register_kernel("max_pool")
 def max_pool(op: Any, ins: Any) -> torch.Tensor:
     x = ins["x"]
-    windows = _PoolWindows(ins, x)
-    pool = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)[len(windows.sizes) - 1]
-    if windows.can_use_torch_padding():
+    windows = _plan_windows(ins, x)
+    pool = (torch.max_pool1d, torch.max_pool2d, torch.max_pool3d)[len(windows.sizes) - 1]
+    if windows.can_use_torch_padding:
         return pool(x, windows.sizes, windows.strides, [before for before, _ in windows.pads])
     return pool(windows.padded(x, -math.inf), windows.sizes, windows.strides)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -18,14 +19,21 @@ def reduce_over(
     x: torch.Tensor, axes: Sequence[int], function: Callable[[torch.Tensor], torch.Tensor], keep_dims: bool = True
 ) -> torch.Tensor:
     """Reduce `axes` of `x`: they are merged into one last axis, which `function` reduces."""
-    reduced = sorted(axis % x.dim() for axis in axes) if x.dim() else []
-    kept = [axis for axis in range(x.dim()) if axis not in reduced]
-    moved = x.permute(*kept, *reduced) if x.dim() else x
-    rows = canonicalize_layout(
-        moved.reshape([x.shape[axis] for axis in kept] + [math.prod(x.shape[axis] for axis in reduced)])
-    )
-    y = function(rows)
-    return y.reshape([1 if axis in reduced else x.shape[axis] for axis in range(x.dim())]) if keep_dims else y
+    order, merged, whole = _plan_reduction(x.shape, tuple(axes))
+    moved = x.permute(order) if order else x
+    y = function(canonicalize_layout(moved.reshape(merged)))
+    return y.reshape(whole) if keep_dims else y
+
+
+@lru_cache(4096)
+def _plan_reduction(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[list[int], list[int], list[int]]:
+    """Return the order that moves `axes` last, empty if they are; the shape with them merged; and with them 1."""
+    rank = len(shape)
+    reduced = sorted(axis % rank for axis in axes) if rank else []
+    order = [*(axis for axis in range(rank) if axis not in reduced), *reduced]
+    merged = [shape[axis] for axis in order[: rank - len(reduced)]] + [math.prod(shape[axis] for axis in reduced)]
+    return ([] if order == list(range(rank)) else order, merged,
+            [1 if axis in reduced else extent for axis, extent in enumerate(shape)])
 
 
 def _get_sum_dtype(x: torch.Tensor) -> torch.dtype | None:

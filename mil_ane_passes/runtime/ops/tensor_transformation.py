@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from ...ir.query import is_const
 from ..registry import register_kernel
 
 
@@ -77,9 +78,8 @@ def reverse_sequence(op: Any, ins: Any) -> torch.Tensor:
     return moved[torch.arange(moved.shape[0])[:, None], order].movedim((0, 1), (batch_axis, seq_axis))
 
 
-def _read_slices(ins: Any, shape: torch.Size) -> tuple[list[slice], list[int]]:
+def _read_slices(ins: Any, rank: int) -> tuple[list[slice], list[int]]:
     """Return (one slice per axis, axes to squeeze), with Python's meaning of negative and out-of-range bounds."""
-    rank = len(shape)
     strides = ins.values("stride") or [1] * rank
     begin_mask, end_mask, squeeze_mask = (
         ins.values(name) or [False] * rank for name in ("begin_mask", "end_mask", "squeeze_mask")
@@ -95,23 +95,30 @@ def _read_slices(ins: Any, shape: torch.Size) -> tuple[list[slice], list[int]]:
     return slices, [axis for axis in range(rank) if squeeze_mask[axis]]
 
 
-def _apply_slices(x: torch.Tensor, slices: list[slice]) -> torch.Tensor:
-    for axis, each in enumerate(slices):
-        start, stop, step = each.indices(x.shape[axis])
-        if step > 0:
-            x = x.narrow(axis, start, max(stop - start, 0))[(slice(None),) * axis + (slice(None, None, step),)]
-        else:
-            # torch does not support negative steps.
-            x = torch.index_select(x, axis, torch.tensor(range(start, stop, step), dtype=torch.int64))
-    return x
+def _plan_slices(ins: Any, shape: torch.Size) -> tuple[list[tuple[int, range]], list[int]]:
+    """Return the elements to select on each axis of which not all are, and the axes to squeeze."""
+    slices, squeezed = _read_slices(ins, len(shape))
+    selected = [range(*each.indices(extent)) for each, extent in zip(slices, shape)]
+    return [(axis, each) for axis, each in enumerate(selected) if each != range(shape[axis])], squeezed
+
+
+def _select_range(x: torch.Tensor, axis: int, selected: range) -> torch.Tensor:
+    if selected.step < 0:  # torch does not support negative steps
+        return torch.index_select(x, axis, torch.tensor(selected, dtype=torch.int64))
+    if selected.step == 1:
+        return x.narrow(axis, selected.start, len(selected))
+    return x[(slice(None),) * axis + (slice(selected.start, selected.stop, selected.step),)]
 
 
 @register_kernel("slice_by_index")
 def slice_by_index(op: Any, ins: Any) -> torch.Tensor:
     x = ins["x"]
-    slices, squeezed = _read_slices(ins, x.shape)
-    y = _apply_slices(x, slices)
-    return y.reshape([extent for axis, extent in enumerate(y.shape) if axis not in squeezed])
+    is_planned = is_const(ins.var("begin")) and is_const(ins.var("end"))
+    selected, squeezed = ins.memo(x.shape, lambda: _plan_slices(ins, x.shape)) if is_planned else _plan_slices(
+        ins, x.shape)
+    for axis, each in selected:
+        x = _select_range(x, axis, each)
+    return x.reshape([extent for axis, extent in enumerate(x.shape) if axis not in squeezed]) if squeezed else x
 
 
 @register_kernel("slice_by_size")
@@ -132,7 +139,7 @@ def slice_by_size(op: Any, ins: Any) -> torch.Tensor:
 @register_kernel("slice_update")
 def slice_update(op: Any, ins: Any) -> torch.Tensor:
     updated = ins["x"].clone(memory_format=torch.contiguous_format)
-    place = updated.numpy()[tuple(_read_slices(ins, updated.shape)[0])]  # numpy returns a view also for negative steps
+    place = updated.numpy()[tuple(_read_slices(ins, updated.dim())[0])]  # numpy returns a view also for negative steps
     place[...] = ins["update"].reshape(place.shape).numpy()
     return updated
 
