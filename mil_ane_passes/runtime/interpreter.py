@@ -52,7 +52,7 @@ class Interpreter:
         self.observer = observer
         self.env: dict[int, Any] = {}
         self.joins_attention = False
-        "Whether attention is computed part by part, as `attention_chains` does it."
+        "Whether the ops of an attention run in one step, as `attention_chains` does it."
         self.executed_blocks: set[Any] = set()
         self.budget = get_current_budget()
         self.live = LiveValues()
@@ -96,7 +96,7 @@ class Interpreter:
         return self.leave_block(block)
 
     def _run_chain(self, steps: ChainSteps) -> None:
-        """Run the ops of an attention part by part, or one by one where `compute_chain` leaves them."""
+        """Run the ops of an attention in one step, or one by one where `compute_chain` leaves them."""
         product = steps.chain.product
         self.check_time(product)
         try:

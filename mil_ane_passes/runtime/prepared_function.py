@@ -50,7 +50,7 @@ class BlockSteps(NamedTuple):
 
 
 class ChainSteps(NamedTuple):
-    """An attention that is computed part by part, with its ops and what is finished after each, one by one."""
+    """An attention that is computed in one step, with its ops and what is finished after each of them."""
 
     chain: AttentionChain
     ops: list[tuple[Any, list[int]]]
