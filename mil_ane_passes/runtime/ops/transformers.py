@@ -10,7 +10,6 @@ import torch
 
 from ..numeric import canonicalize_layout
 from ..registry import register_kernel
-from .activation import apply_softmax
 
 __all__ = ["attend_in_parts"]
 
@@ -28,6 +27,7 @@ def scaled_dot_product_attention(op: Any, ins: Any) -> torch.Tensor:
     if math.prod(batch) * query.shape[-2] * key.shape[-2] <= room:
         return _compute_attention(query, key, value, mask)
     y = query.new_empty(shape)
+    key = canonicalize_layout(key.mT).mT  # turned once, not for each part
     attend_in_parts(query, key, value, operands[3:], y, room,
                     lambda query, key, value, masks: _compute_attention(query, key, value, masks[0] if masks else None))
     return y
@@ -72,4 +72,5 @@ def _compute_attention(
         scores = scores.masked_fill(~mask, -math.inf)
     elif mask is not None:
         scores = scores + mask
-    return torch.matmul(apply_softmax(scores, -1), canonicalize_layout(value))
+    torch.softmax(scores, -1, out=scores)
+    return torch.matmul(scores, canonicalize_layout(value))
