@@ -51,12 +51,18 @@ class AttentionChain(NamedTuple):
 
 
 def find_attention_chains(ops: Iterable[Any], readers: Mapping[int, Any]) -> list[AttentionChain]:
-    """Find the attention among the `ops` of a block.
+    """Find the attention among the `ops` of a block; each op is in one chain at most.
 
     `readers` has the op of the block that reads a variable, by the id of the variable, where nothing else reads it.
     """
-    found = (_match_chain(op, readers) for op in ops if op.op_type == "matmul")
-    return [chain for chain in found if chain is not None]
+    found: list[AttentionChain] = []
+    taken: set[Any] = set()
+    for op in ops:
+        chain = _match_chain(op, readers) if op.op_type == "matmul" else None
+        if chain is not None and taken.isdisjoint(chain.ops):
+            found.append(chain)
+            taken.update(chain.ops)
+    return found
 
 
 def _match_chain(scores: Any, readers: Mapping[int, Any]) -> AttentionChain | None:

@@ -80,7 +80,8 @@ class Runtime:
       first read, and not only at the second call.
     - `like` is a runtime of the same function. This one shares its prepared data, and the constants of the same dtype.
 
-    A program that was edited between two calls runs in its edited form.
+    A program that was edited between two calls runs in its edited form. Calls at float32 without observers, quirks and
+    departures compute an attention in one step (`attention_chains`).
     """
 
     @synchronized

@@ -103,9 +103,9 @@ class Interpreter:
             self.live.require(product, self.prepared.count_result_bytes(product) or 0)
             made = compute_chain(steps.chain, self.operand)
         except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-            refuse_allocation(product, error, self.live)
+            if is_out_of_memory(error):
+                refuse_allocation(product, error, self.live)
+            made = None  # the op that fails reports it
         if made is not None:
             self.hold(id(product.outputs[0]), self.keep(product.outputs[0], made))
         for op, finished in steps.ops:

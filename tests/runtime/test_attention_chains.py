@@ -125,6 +125,16 @@ def test_ops_in_nested_blocks(computed: list[bool]) -> None:
     assert computed == [True, True]
 
 
+def test_attention_on_the_result_of_attention(computed: list[bool]) -> None:
+    feeds = make_feeds() | {"w": draw(3, 2, 3, 5, 6)}
+
+    def build(q: Any, k: Any, v: Any, w: Any) -> Any:
+        return mb.matmul(x=mb.softmax(x=mb.mul(x=attend(q, k, v), y=np.float32(2)), axis=-1), y=w)
+
+    compare(build, feeds)
+    assert computed == [True, True]
+
+
 def _return_scores(q: Any, k: Any, v: Any) -> Any:
     scores = mb.matmul(x=q, y=k, transpose_y=True)
     return mb.matmul(x=mb.softmax(x=scores, axis=-1), y=v), mb.relu(x=scores)
