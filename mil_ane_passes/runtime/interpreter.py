@@ -100,7 +100,7 @@ class Interpreter:
         product = steps.chain.product
         self.check_time(product)
         try:
-            self.live.require(product, self.prepared.count_result_bytes(product) or 0)
+            self.live.require_room(product, self.prepared.count_result_bytes(product) or 0)
             made = compute_chain(steps.chain, self.operand)
         except (MemoryError, RuntimeError) as error:
             if is_out_of_memory(error):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -73,6 +73,7 @@ class _Layout:
         blocks = [block, *(inner for op in self.ops for inner in op.blocks)]
         self.outputs = {each: list(each.outputs) for each in blocks}
         self.steps: dict[Any, BlockSteps] = {each: self._plan_block(each) for each in blocks}
+        self._chained: dict[Any, list[tuple[Any, list[int]]]] = {}
         #: the declared builtin type of each tensor variable; None for a list
         self.dtypes: dict[Any, Any] = {var: _get_dtype(var) for op in self.ops for var in op.outputs}
         self.dtypes |= {var: _get_dtype(var) for steps in self.steps.values() for var in steps.inputs}
@@ -92,25 +93,44 @@ class _Layout:
             finished[own[key]].append(key)
         return BlockSteps(inputs, finished[-1], list(zip(ops, finished)), list(left))
 
-    @cached_property
-    def chained(self) -> dict[Any, list[tuple[Any, list[int]]]]:
-        """The ops of each block as `steps` has them, with a `ChainSteps` in the place of the last op of a chain."""
-        return {block: self._plan_chains(block, steps.ops) for block, steps in self.steps.items()}
+    def get_chained_ops(self, block: Any) -> list[tuple[Any, list[int]]]:
+        """Return the ops of a block as in `steps`, with a `ChainSteps` in the place of the last op of each chain."""
+        if block not in self._chained:
+            self._chained[block] = self._plan_chains(block, self.steps[block].ops)
+        return self._chained[block]
 
     def _plan_chains(self, block: Any, steps: list[tuple[Any, list[int]]]) -> list[tuple[Any, list[int]]]:
         from .attention_chains import find_attention_chains
 
         if not any(op.op_type == "softmax" for op, _ in steps):
             return steps
-        read = Counter(id(var) for op, _ in steps for var in self._iterate_operands(op)) + Counter(map(id, block.outputs))
+        read = Counter(id(var) for op, _ in steps for var in self._iterate_operands(op))
+        read += Counter(map(id, block.outputs))
         readers = {id(var): op for op, _ in steps for var in self.inputs[op].values()
                    if not isinstance(var, (list, tuple)) and read[id(var)] == 1}
         chains = {op: chain for chain in find_attention_chains((op for op, _ in steps), readers) for op in chain.ops}
         kept = dict(steps)
-        return [
-            (op, finished) if op not in chains
-            else (ChainSteps(chains[op], [(each, kept[each]) for each in chains[op].ops]), [])
-            for op, finished in steps if op not in chains or op is chains[op].product]
+        # A chain reads its operands at its last op, after ops that would have been their last readers.
+        lasts = {id(var): op for op, _ in steps if op in chains and op is chains[op].product
+                 for each in chains[op].ops for var in self._iterate_operands(each)}
+        planned: list[tuple[Any, list[int]]] = []
+        deferred: dict[Any, list[int]] = {}
+        done: set[Any] = set()
+
+        def select_released(finished: list[int]) -> list[int]:
+            for key in finished:
+                if key in lasts and lasts[key] not in done:
+                    deferred.setdefault(lasts[key], []).append(key)
+            return [key for key in finished if key not in lasts or lasts[key] in done]
+
+        for op, finished in steps:
+            done.add(op)
+            if op not in chains:
+                planned.append((op, select_released(finished)))
+            elif op is chains[op].product:
+                inner = [(each, select_released(kept[each])) for each in chains[op].ops]
+                planned.append((ChainSteps(chains[op], inner), deferred.pop(op, [])))
+        return planned
 
     def _iterate_operands(self, op: Any) -> Iterable[Any]:
         """Yield all variables that an op reads, including those read inside its nested blocks."""
@@ -166,7 +186,7 @@ class PreparedFunction:
 
     def get_chained_ops(self, block: Any) -> list[tuple[Any, list[int]]]:
         """Return the ops of a block as `steps` has them, with a `ChainSteps` in the place of the last op of a chain."""
-        return self._layout.chained[block]
+        return self._layout.get_chained_ops(block)
 
     def get_inputs(self, op: Any) -> Mapping[str, Any]:
         """Return the connected inputs of `op` by name; cached, since pymil filters them at each access."""

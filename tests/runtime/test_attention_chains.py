@@ -162,6 +162,26 @@ def _of_itself(q: Any, k: Any, v: Any) -> Any:
     return mb.matmul(x=mb.softmax(x=mb.add(x=scores, y=scores), axis=-1), y=v)
 
 
+@pytest.mark.parametrize("name", ["query", "key", "mask"])
+def test_an_operand_whose_last_reader_is_not_of_the_attention(name: str, computed: list[bool]) -> None:
+    """It is read when the attention is computed, after that reader."""
+    def build(query: Any, key: Any, mask: Any) -> Any:
+        made = {"query": mb.sin(x=query), "key": mb.sin(x=key), "mask": mb.sin(x=mask)}
+        scores = mb.add(x=mb.matmul(x=made["query"], y=made["key"], transpose_y=True), y=made["mask"])
+        other = mb.reduce_sum(x=mb.relu(x=made[name]), keep_dims=False)
+        weights = mb.softmax(x=scores, axis=-1)
+        second = mb.matmul(x=mb.softmax(x=mb.matmul(x=made["query"], y=made["key"], transpose_y=True), axis=-1), y=key)
+        return mb.add(x=mb.add(x=mb.matmul(x=weights, y=key), y=second), y=other)
+
+    shapes = {"query": (1, 2, 5, 4), "key": (1, 2, 5, 4), "mask": (1, 1, 5, 5)}
+    specs = [mb.TensorSpec(shape) for shape in shapes.values()]
+    made = mb.program(input_specs=specs, opset_version=ct.target.iOS17)(build)
+    feeds = {each: draw(*shape) for each, shape in shapes.items()}
+    (found,), (expected,) = (Runtime(made, precision=precision)(feeds).values() for precision in ("float32", "float64"))
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    assert computed == [True, True]
+
+
 @pytest.mark.parametrize("build", [
     _return_scores, _return_weights, _over_another_axis, _with_larger_mask, _with_larger_values, _of_itself])
 def test_other_ops_run_one_by_one(build: Build, computed: list[bool]) -> None:
