@@ -384,3 +384,56 @@ def test_a_function_for_each_number_of_ids(tmp_path):
     assert report.status == "written" and report.verification.equal, str(report)
     functions = ane.load(tmp_path / "out.mlpackage").program.functions
     assert sorted(tuple(each.inputs["ids_rows"].shape) for each in functions.values()) == [(1, 1, WIDTH), (1, 2, WIDTH)]
+
+
+def test_a_table_of_fp32_stays_fp32(tmp_path):
+    """Rounded rows would be other numbers than those of the source."""
+    table = normal(COUNT, WIDTH)
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 2), dtype=types.int32)], opset_version=ct.target.iOS18)
+    def program(ids):
+        return mb.tanh(x=mb.gather(x=table, indices=ids, axis=0), name="out")
+
+    source = make(tmp_path / "source.mlpackage", program, ct.target.iOS18)
+    report = edit(source, tmp_path)
+    assert report.status == "written" and report.verification.equal, str(report)
+    found = np.load(tmp_path / "table.npy")
+    assert found.dtype == np.float32 and np.array_equal(found, table)
+    assert "is written as it is stored, fp32, 144 bytes" in str(report)
+    assert json.loads((tmp_path / "table.json").read_text())["dtype"] == "float32"
+
+
+def test_a_disk_that_is_full_leaves_nothing(tmp_path, monkeypatch):
+    from mil_ane_passes.commands import table_files
+
+    def fail(array, file):
+        file.write(b"some")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(table_files, "_save_array", fail)
+    source = make_model(tmp_path / "source.mlpackage")
+    with pytest.raises(ane.InputError, match=r"table\.npy: the file cannot be written \(No space left on device\); "
+                                             "nothing was written there: free some space"):
+        edit(source, tmp_path)
+    assert listed(tmp_path) == ["source.mlpackage"]
+
+
+def test_a_name_that_is_taken_and_two_files_of_one_name_are_refused(tmp_path):
+    @mb.program(input_specs=[mb.TensorSpec((1, 2), dtype=types.int32), mb.TensorSpec((1, 2), dtype=types.int32)],
+                opset_version=ct.target.iOS18)
+    def program(ids, ids_rows):
+        return mb.add(x=mb.gather(x=TABLES["blocks"][0](HALF), indices=ids, axis=0),
+                      y=mb.gather(x=normal(COUNT, WIDTH).astype(HALF), indices=ids_rows, axis=0), name="out")
+
+    source = make(tmp_path / "source.mlpackage", program, ct.target.iOS18, pass_pipeline=ct.PassPipeline.EMPTY)
+    with pytest.raises(ane.InputError, match="'ids_rows' is an input or output; expected this name to be free"):
+        edit(source, tmp_path)
+    free = tmp_path / "free.mlpackage"
+    ane.edit(source, free, rename={"ids_rows": "kinds"})
+    with pytest.raises(ane.InputError, match=r"a_scale\.npy: two tables have a file of this name; expected other"):
+        edit(free, tmp_path, embedding_file={"ids": tmp_path / "a.npy", "kinds": tmp_path / "a_scale.npy"})
+    assert listed(tmp_path) == ["free.mlpackage", "source.mlpackage"]
+    report = edit(free, tmp_path, embedding_file={"ids": tmp_path / "a.npy", "kinds": tmp_path / "b.npy"})
+    assert report.status == "written" and report.verification.equal, str(report)
+    assert [os.path.basename(each) for each in report.files] == [
+        "a.npy", "a_scale.npy", "a_offset.npy", "a.json", "b.npy", "b.json"]
