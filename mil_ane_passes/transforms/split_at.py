@@ -27,7 +27,7 @@ from .expose import choose_interface_dtype, get_dtype, get_type_kind
 from .names import collect_names, find_value, iterate_values, make_unknown_name_error
 from .shape_inference import ShapeInference, Sizes, get_sizes, set_input_shape
 
-__all__ = ["FunctionGraph", "SplitAt"]
+__all__ = ["FunctionGraph", "SplitAt", "split_each"]
 
 
 _OPTION = "--split-at"
@@ -66,19 +66,16 @@ class SplitAt(Transform):
         for value in self.values:
             if value in draft.gone and not any(value in collect_names(each) for each in functions.values()):
                 raise make_unknown_name_error(value, format_option_values("split_at", value), (), gone=draft.gone)
-        parts = [_copy_draft(draft, number, list(functions)) for number in PART_SUFFIXES]
-        for name, function in functions.items():
-            self._split(draft, name, function, parts)
-        for part in parts:
-            part.dead_limit = 0.0
-        return parts
+        return split_each(draft, dict.fromkeys(functions, self.values), self.function)
 
     def check(self, draft: Draft) -> None:
         """Raise InputError with the reason if the cut is not possible; the draft is not changed."""
         for name, function in draft.select_functions(self.function).items():
             self._search(draft, name, function)
 
-    def _split(self, draft: Draft, name: str, function: Function, parts: list[Draft]) -> None:
+    def split(self, draft: Draft, name: str, parts: Sequence[Draft]) -> None:
+        """Cut the function `name` of a draft into those of two parts, which are copies of the draft."""
+        function = draft.program.functions[name]
         both = self._search(draft, name, function)
         both.write_first(parts[0])
         both.write_second(parts[1])
@@ -118,6 +115,19 @@ class SplitAt(Transform):
         if others and more > (_REPORTED_BYTES_RATIO - 1) * asked_for:
             yield (f"besides what was named, {more:,} bytes cross that the second part uses too (values: "
                    f"{len(others)}); another place may need less")
+
+
+def split_each(draft: Draft, values: Mapping[str, Sequence[str]], function: str | None = None) -> list[Draft]:
+    """Cut functions of a draft, each after the values listed for it, and return the two parts.
+
+    `function` is the one that was requested. Raises InputError as `SplitAt` does.
+    """
+    parts = [_copy_draft(draft, number, list(values)) for number in PART_SUFFIXES]
+    for name, named in values.items():
+        SplitAt(named, function).split(draft, name, parts)
+    for part in parts:
+        part.dead_limit = 0.0
+    return parts
 
 
 class _CutSearch:

@@ -7,7 +7,7 @@ language model reads the resulting floats.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from coremltools.converters.mil.mil import Function, Operation, Var, types
@@ -18,7 +18,7 @@ from ..utils.option_spelling import format_option, format_option_values
 from .contract import Draft, EditRecord, Transform
 from .dead_ops import get_read_vars, is_pure
 from .names import make_unknown_name_error
-from .split_at import SplitAt
+from .split_at import split_each
 
 __all__ = ["SplitConstantInputs", "SplitInputs", "find_boundary", "find_lookups"]
 
@@ -29,7 +29,7 @@ _REPEATING = frozenset({"tile", "reshape", "expand_dims", "squeeze", "transpose"
 
 @dataclass(frozen=True)
 class SplitInputs(Transform):
-    """Splits a function after the lookups of inputs: float values that depend on only one of `names`.
+    """Splits each function after the lookups of inputs: float values that depend on only one of `names`.
 
     Rows looked up in a table are crossing values. A float that is computed from crossing values by ops on floats stays
     in the second part. With `together`, values that depend on several of `names` are in the first part, too; the second
@@ -43,22 +43,21 @@ class SplitInputs(Transform):
     def apply(self, draft: Draft) -> list[Draft]:
         """Return the two parts. Raises InputError for an unknown input, and for an input without a lookup."""
         functions = draft.select_functions(self.function)
-        if len(functions) > 1:
-            raise self._make_error(f"several functions ({', '.join(sorted(functions))}); expected "
-                                   f"{format_option('function')} to name one")
-        (name, function), = functions.items()
-        for each in self.names:
-            if each not in function.inputs:
-                raise make_unknown_name_error(each, format_option_values("split_inputs", each), function.inputs,
-                                              "input", draft.gone)
-        if self.together:
-            values = find_boundary(function, self.names)
-            if not values:
-                raise self._make_error("nothing that is computed from these alone is read by the rest; expected "
-                                       "inputs of ids, positions or masks")
-            draft.done.append(EditRecord(_OPTION, name, ", ".join(self.names), "computed from integers alone: "
-                                         + ", ".join(f"'{var.name}'" for var in values)))
-            return SplitAt([var.name for var in values], self.function).apply(draft)
+        _check_inputs(draft, "split_inputs", self.names, functions)
+        find = self._find_boundary if self.together else self._find_lookups
+        return split_each(draft, {name: find(draft, name, function) for name, function in functions.items()},
+                          self.function)
+
+    def _find_boundary(self, draft: Draft, name: str, function: Function) -> list[str]:
+        values = find_boundary(function, self.names)
+        if not values:
+            raise self._make_error("nothing that is computed from these alone is read by the rest; expected "
+                                   "inputs of ids, positions or masks")
+        draft.done.append(EditRecord(_OPTION, name, ", ".join(self.names), "computed from integers alone: "
+                                     + ", ".join(f"'{var.name}'" for var in values)))
+        return [var.name for var in values]
+
+    def _find_lookups(self, draft: Draft, name: str, function: Function) -> list[str]:
         found = find_lookups(function, self.names)
         for each in self.names:
             if not found[each]:
@@ -66,8 +65,7 @@ class SplitInputs(Transform):
                                        "expected an input of ids or positions")
             listed = ", ".join(f"'{var.name}'" for var in found[each])
             draft.done.append(EditRecord(_OPTION, name, each, f"computed from '{each}' alone: {listed}"))
-        values = [var.name for each in self.names for var in found[each]]
-        return SplitAt(values, self.function).apply(draft)
+        return [var.name for each in self.names for var in found[each]]
 
     def _make_error(self, words: str) -> InputError:
         return InputError(f"{format_option_values('split_inputs', *self.names)}: {words}")
@@ -75,7 +73,7 @@ class SplitInputs(Transform):
 
 @dataclass(frozen=True)
 class SplitConstantInputs(Transform):
-    """Splits a function after all values that depend only on `names`, inputs that are the same for many calls.
+    """Splits each function after all values that depend only on `names`, inputs that are the same for many calls.
 
     The first part runs once, for example to compute the keys and values of an encoder's output; the second part reads
     its results at each call. Ops that only repeat a value stay in the second part. If no values depend only on these
@@ -88,29 +86,38 @@ class SplitConstantInputs(Transform):
 
     def apply(self, draft: Draft) -> list[Draft]:
         """Return the two parts, or the draft. InputError for an unknown input."""
-        who = format_option_values("split_constant_inputs", *self.names)
         functions = draft.select_functions(self.function)
-        if len(functions) > 1:
-            raise InputError(f"{who}: several functions ({', '.join(sorted(functions))}); expected "
-                             f"{format_option('function')} to name one")
-        (name, function), = functions.items()
-        for each in self.names:
-            if each not in function.inputs:
-                raise make_unknown_name_error(each, format_option_values("split_constant_inputs", each),
-                                              function.inputs, "input", draft.gone)
-            if types.is_state(function.inputs[each].sym_type):
-                raise InputError(f"{who}: '{each}' is a state, which each call may change; expected inputs")
+        _check_inputs(draft, "split_constant_inputs", self.names, functions)
+        values = {name: self._find_values(draft, name, function) for name, function in functions.items()}
+        return split_each(draft, values, self.function) if all(values.values()) else [draft]
+
+    def _find_values(self, draft: Draft, name: str, function: Function) -> list[str]:
+        who = format_option_values("split_constant_inputs", *self.names)
+        state = next((each for each in self.names if types.is_state(function.inputs[each].sym_type)), None)
+        if state is not None:
+            raise InputError(f"{who}: '{state}' is a state, which each call may change; expected inputs")
         values = dict.fromkeys(_skip_repetition(var) for var in find_boundary(function, self.names))
         values = {var: None for var in values if var.op is not None}
-        if not values and self.optional:
-            return [draft]
-        if not values:
+        if not values and not self.optional:
             raise InputError(f"{who}: nothing is computed from these alone; expected inputs that are the same for many "
                              "calls, such as what an encoder returned")
-        listed = ", ".join(f"'{var.name}'" for var in values)
-        draft.done.append(EditRecord("--split-constant-inputs", name, ", ".join(self.names), "computed once, from what "
-                                     f"is the same for all calls: {listed}"))
-        return SplitAt([var.name for var in values], self.function).apply(draft)
+        if values:
+            listed = ", ".join(f"'{var.name}'" for var in values)
+            draft.done.append(EditRecord("--split-constant-inputs", name, ", ".join(self.names), "computed once, from "
+                                         f"what is the same for all calls: {listed}"))
+        return [var.name for var in values]
+
+
+def _check_inputs(draft: Draft, option: str, names: Sequence[str], functions: Mapping[str, Function]) -> None:
+    """Raise InputError for a name that is not an input of each function."""
+    for function, each in sorted(functions.items()):
+        for name in names:
+            if name not in each.inputs:
+                several = len(functions) > 1 and any(name in other.inputs for other in functions.values())
+                who = f"{format_option_values(option, name)}{f': function {function!r}' if several else ''}"
+                error = make_unknown_name_error(name, who, each.inputs, "input", draft.gone)
+                raise InputError(f"{error}; {format_option('function')} splits one, and leaves the others out"
+                                 ) if several else error
 
 
 def _skip_repetition(var: Var) -> Var:

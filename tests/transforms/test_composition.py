@@ -106,8 +106,6 @@ def options_of(kind, names, folder):
     found = {name: every[name] for name in names}
     if kind == "flexible" and "fix_shape" not in found:
         found["pad_shape"] = every["pad_shape"]
-    if kind == "two functions" and "split_inputs" in found:
-        found["function"] = "prefill"
     return found
 
 
@@ -125,7 +123,7 @@ def test_results_are_those_of_the_source_over_steps(source, tmp_path, kind, name
     before = tree(source(kind))
     report = ane.edit(source(kind), tmp_path / "out.mlpackage", verify=True, **options_of(kind, names, tmp_path))
     assert report.status == "written" and report.verification.equal and not report.verification.notes, str(report)
-    functions = 2 if kind == "two functions" and "split_inputs" not in names else 1
+    functions = 2 if kind == "two functions" else 1
     assert len(report.verification.cases) == 6 * functions  # two seeds, three steps of the states
     compared = {each.output for case in report.verification.cases for each in case.outputs}
     renamed = NAMES if kind == "names" else {name: name for name in NAMES}

@@ -124,7 +124,12 @@ def test_inputs_that_cannot_be_split_off_are_named(decoder, tmp_path, names, rea
     with pytest.raises(ane.InputError) as refusal:
         ane.edit(decoder, tmp_path / "out.mlpackage", split_constant_inputs=names)
     assert reason in str(refusal.value), str(refusal.value)
-    both = with_functions(tmp_path / "both.mlpackage", {"a": decoder, "b": decoder}, "a")
-    with pytest.raises(ane.InputError, match=r"several functions \(a, b\); expected function= to name one"):
-        ane.edit(both, tmp_path / "out.mlpackage", split_constant_inputs="encoded")
     assert not (tmp_path / "out_1.mlpackage").exists()
+
+
+def test_both_functions_read_what_is_computed_once(decoder, tmp_path):
+    both = with_functions(tmp_path / "both.mlpackage", {"a": decoder, "b": decoder}, "a")
+    report = ane.edit(both, tmp_path / "out.mlpackage", split_constant_inputs="encoded", verify=True)
+    assert report.status == "written" and report.verification.equal, str(report)
+    for path in report.outputs:
+        assert set(ane.load(path).program.functions) == {"a", "b"}

@@ -13,6 +13,7 @@ from mil_ane_passes.commands.main import main
 from mil_ane_passes.equivalence.changed_interfaces import compare_across_interfaces
 from mil_ane_passes.ir.clone import clone_program
 from mil_ane_passes.transforms.contract import Draft, apply_transforms
+from mil_ane_passes.transforms.rename import rename_values
 from mil_ane_passes.transforms.split_inputs import SplitInputs, find_lookups
 from tests.package.helpers import make, normal
 
@@ -34,8 +35,8 @@ def model():
     return program
 
 
-def split(program, *names):
-    parts = apply_transforms(Draft(clone_program(program), "a program"), [SplitInputs(names)])
+def split(program, *names, function=None):
+    parts = apply_transforms(Draft(clone_program(program), "a program"), [SplitInputs(names, function)])
     return parts, compare_across_interfaces(program, parts)
 
 
@@ -67,11 +68,28 @@ def test_inputs_that_are_no_lookups_are_explained(names, reason):
         split(model(), *names)
 
 
-def test_several_functions_need_a_name():
+def test_several_functions_are_split_each_after_its_own_values():
+    """Values of the other function have other names; it has the same inputs."""
+    program = model()
+    other = clone_program(program).functions["main"]
+    rename_values(other, {"tokens": "tokens_of_other", "rows": "rows_of_other"})
+    program.functions["other"] = other
+    parts, report = split(program, "ids", "position")
+    assert report.equal and {case.function for case in report.cases} == {"main", "other"}, str(report)
+    assert {name: {var.name for var in each.outputs} & {"tokens", "tokens_of_other"}
+            for name, each in parts[0].program.functions.items()} == {"main": {"tokens"}, "other": {"tokens_of_other"}}
+    for part in parts[1:]:
+        assert not any({"ids", "position"} & set(each.inputs) for each in part.program.functions.values())
+
+
+def test_an_input_that_one_of_two_functions_lacks_is_explained():
     program = model()
     program.functions["other"] = clone_program(program).functions["main"]
-    with pytest.raises(ane.InputError, match="several functions .main, other."):
+    rename_values(program.functions["other"], {"ids": "tokens_in"})
+    with pytest.raises(ane.InputError, match="function 'other': there is no input 'ids' in the model.*function="):
         split(program, "ids")
+    parts, report = split(program, "ids", function="main")
+    assert report.equal and [list(part.program.functions) for part in parts] == [["main"], ["main"]]
 
 
 def test_the_command_writes_both_packages(tmp_path, capsys):
