@@ -437,3 +437,17 @@ def test_a_name_that_is_taken_and_two_files_of_one_name_are_refused(tmp_path):
     assert report.status == "written" and report.verification.equal, str(report)
     assert [os.path.basename(each) for each in report.files] == [
         "a.npy", "a_scale.npy", "a_offset.npy", "a.json", "b.npy", "b.json"]
+
+
+@pytest.mark.parametrize("option", ["embedding_file", "one_hot"])
+def test_ids_that_are_returned_stay(tmp_path, option):
+    @mb.program(input_specs=[mb.TensorSpec((1, 2), dtype=types.int32)], opset_version=ct.target.iOS18)
+    def program(ids):
+        rows = mb.gather(x=normal(COUNT, WIDTH).astype(HALF), indices=ids, axis=0)
+        return mb.tanh(x=rows, name="out"), mb.identity(x=ids, name="same")
+
+    source = make(tmp_path / "source.mlpackage", program, ct.target.iOS18, pass_pipeline=ct.PassPipeline.EMPTY)
+    given = {"embedding_file": {"ids": tmp_path / "table.npy"}, "one_hot": {"ids": "rows"}}
+    with pytest.raises(ane.InputError, match=r"the op 'same' \(identity\) reads the token ids 'ids' besides"):
+        ane.edit(source, tmp_path / "out.mlpackage", **{option: given[option]})
+    assert listed(tmp_path) == ["source.mlpackage"]
