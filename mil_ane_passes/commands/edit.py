@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import KW_ONLY, dataclass, field, fields
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from ..package.manifest import check_package_path
 from ..transforms.contract import MAX_PARTS, PART_SUFFIXES, build_part_path
 from ..utils.errors import InputError
 from ..utils.garbage_collection import pause_garbage_collection
+from ..utils.locking import synchronized_property
 from ..utils.option_spelling import format_option, format_option_values
 from ..utils.text_format import format_lines, format_short_repr
 from .edit_transforms import (
@@ -171,7 +172,7 @@ class EditOptions:
         """The names of the given options that make packages of one."""
         return [each.name for each in list_given(self) if each.metadata["splits"]]
 
-    @cached_property
+    @synchronized_property
     def tables(self) -> list[TableFile]:
         """The tables of embeddings to write."""
         from .table_files import make_table_files  # imports numpy, which takes longer than most edits
