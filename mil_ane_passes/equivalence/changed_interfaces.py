@@ -145,10 +145,7 @@ def _run_steps(
         for mapping in chain.mappings:
             feeds = mapping.round_feeds(feeds)
         if not states:
-            states = [_select_values(part, mapping.map_state(state, feeds)) for part, mapping in zip(chain.parts,
-                                                                                          chain.mappings)]
-            for mapping in chain.mappings:
-                carried |= mapping.start_carried(state, feeds)
+            states, carried = _start_states(chain, state, feeds)
         label = f"seed {seed}" + (f", step {step}" if stateful else "")
         plan = Plan(chain.label, label, feeds, dict(state))
         first, second = Run(plan), Run(plan)
@@ -170,6 +167,17 @@ def _run_steps(
             kept = {key: value for key, value in found.items() if key in made or key not in gone}
             first.results[precision], second.results[precision] = kept, made
         yield first, second
+
+
+def _start_states(
+    chain: _Chain, state: Mapping[str, Any], feeds: Mapping[str, Any]
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the first states of each part, and the first values of states that the caller carries for all parts."""
+    states = [_select_values(part, mapping.map_state(state, feeds)) for part, mapping in zip(chain.parts, chain.mappings)]
+    carried: dict[str, Any] = {}
+    for mapping in chain.mappings:
+        carried |= mapping.start_carried(state, feeds)
+    return states, carried
 
 
 def _run_chain(
