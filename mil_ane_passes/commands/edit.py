@@ -154,7 +154,7 @@ class EditOptions:
     """compare the outputs with those of IN on random feeds; if they differ or cannot be compared, write nothing and
     exit with code 1"""
     overwrite: bool = field(default=False, metadata=flag())
-    "replace OUT if it exists"
+    "replace OUT, and files of tables, if they exist"
     link: bool = field(default=False, metadata=LINK)
     ahead: CopyAhead | None = None
 
