@@ -173,7 +173,8 @@ def _start_states(
     chain: _Chain, state: Mapping[str, Any], feeds: Mapping[str, Any]
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return the first states of each part, and the first values of states that the caller carries for all parts."""
-    states = [_select_values(part, mapping.map_state(state, feeds)) for part, mapping in zip(chain.parts, chain.mappings)]
+    states = [_select_values(part, mapping.map_state(state, feeds))
+              for part, mapping in zip(chain.parts, chain.mappings)]
     carried: dict[str, Any] = {}
     for mapping in chain.mappings:
         carried |= mapping.start_carried(state, feeds)
