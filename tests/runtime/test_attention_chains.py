@@ -191,7 +191,8 @@ def test_other_ops_run_one_by_one(build: Build, computed: list[bool]) -> None:
 
 @pytest.mark.parametrize("options", [
     {"precision": "float64"}, {"precision": "float16"}, {"quirks": ["exp_overflow"]},
-    {"observer": lambda op, var, value: None}, {"partial_sums": lambda op, bound: None}], ids=["float64", "float16", "quirks", "observer", "partial sums"])
+    {"observer": lambda op, var, value: None}, {"partial_sums": lambda op, bound: None},
+], ids=["float64", "float16", "quirks", "observer", "partial sums"])
 def test_only_plain_calls_at_float32_join_ops(options: dict[str, Any], computed: list[bool]) -> None:
     feeds = make_feeds()
     Runtime(program(attend, feeds), **options)(feeds)

@@ -113,7 +113,7 @@ def test_sizes_that_follow_from_values_are_refused(tmp_path):
         return mb.reduce_sum(x=mb.cast(x=found, dtype="fp32"), axes=[0], name="out")
 
     source = make(tmp_path / "source.mlpackage", program)
-    with pytest.raises(ane.InputError, match=r"sizes of 'found' do not follow from .*near by it can be cut at 'y'"):
+    with pytest.raises(ane.InputError, match=r"sizes of 'found' do not follow from .*nearby it can be cut at 'y'"):
         cut(source, ["found"], tmp_path)
 
 

@@ -944,7 +944,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "oriented-pads",
         "orient_conv",
         "orient_conv",
-        'changes["pad"] = _swap(get_const_value(op.pad), 2)',
+        'changes["pad"] = _swap_groups(get_const_value(op.pad), 2)',
         'changes["pad"] = get_const_value(op.pad)',
         "the pads stay on the old axes",
     ),

@@ -38,7 +38,7 @@ WITHOUT_LOCK = {
     "patched": "takes the lock to enter, not while the caller's code runs",
     "uninstall": "puts functions back, under a lock of its own",
     "check_destination": "looks at paths", "check_backup": "looks at paths",
-    "CopyAhead.take": "renames files", "CopyAhead.__init__": "copies files",
+    "CopyAhead.take_copy": "renames files", "CopyAhead.__init__": "copies files",
     "CopyAhead.__enter__": "returns itself", "CopyAhead.__exit__": "removes files",
     "Package.description": "reads a proto", "Package.check_source": "compares stamps of files",
     "Predictor.make_state": "makes arrays",
