@@ -228,7 +228,8 @@ def looked_up(ids, table=None):
     return mb.gather(x=normal(3, WIDTH), indices=kinds, axis=0, name="out")
 
 
-@pytest.mark.parametrize(("table", "op"), [(normal(9, WIDTH), "mul"), (normal(9, WIDTH) * np.float16(np.inf), "select")])
+@pytest.mark.parametrize(("table", "op"), [
+    (normal(9, WIDTH), "mul"), (normal(9, WIDTH) * np.float16(np.inf), "select")], ids=["finite", "infinite"])
 def test_rows_of_a_table_that_a_slice_cuts_off_are_finite_if_it_is(table, op):
     def body(x):
         rows = mb.gather(x=table, indices=x, axis=0)
