@@ -112,7 +112,10 @@ def _apply(op: Operation, made: Any, random: np.random.Generator) -> bool:
         with block:
             for name, value in made.items():
                 inputs[name] = value if isinstance(value, (Var, tuple)) else mb.const(val=value, before_op=op)
-        clone = infer_outputs(clone_op(op, inputs), op)
+        try:
+            clone = infer_outputs(clone_op(op, inputs), op)
+        except OverflowError:  # a range with a step of 0
+            return False
         insert_op(clone, block, op)
         new = clone.outputs[0]
     if not _has_type_of(new, old):
