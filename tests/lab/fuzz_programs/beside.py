@@ -95,9 +95,12 @@ class Tally:
         what = []
         if shared.status != alone.status:
             what.append(f"verdict '{shared.status}' in lockstep, '{alone.status}' alone")
-        elif shared.failed != alone.failed:
-            what.append(f"failing runs {_format_runs(shared.failed - alone.failed)} in lockstep only, "
-                        f"{_format_runs(alone.failed - shared.failed)} alone only")
+        else:
+            # A run at another precision may hide a difference that others show, such as by a sum that cancels out.
+            failed, others = shared.failed & shared.bits.keys(), alone.failed & shared.bits.keys()
+            if failed != others:
+                what.append(f"failing runs {_format_runs(failed - others)} in lockstep only, "
+                            f"{_format_runs(others - failed)} alone only")
         if wrong := [each for each in sorted(common) if shared.bits[each] != alone.bits[each]]:
             what.append(f"bits of {_format_runs(wrong)}")
         if what:
