@@ -106,9 +106,10 @@ class Runtime:
         self.function = _select_function_name(program, function)
         self._block = _get_function(program, self.function)
         self._kernels = load_kernels()
-        _refuse_contradictions(self._block)
-        _refuse_missing_ops(missing_ops(program, self.function))
-        refuse_oversized_values(iterate_nested_ops(self._block))
+        if like is None or like._block is not self._block:  # else they passed these checks
+            _refuse_contradictions(self._block)
+            _refuse_missing_ops(missing_ops(program, self.function))
+            refuse_oversized_values(iterate_nested_ops(self._block))
         self._quirks: list[Quirk] = [QUIRKS[name]() for name in quirks]
         if partial_sums is not None:
             self._quirks.append(PartialSumObserver(partial_sums))

@@ -166,7 +166,7 @@ class PreparedFunction:
         self._defaults = like._defaults if like is not None and is_like else {
             op: self._collect_defaults(op) for op in self._ops if op.op_type != "const"}
         self.constants = _ConstantCache(precision, self._list_constants(), keeps_constants,
-                                        like.constants if like is not None and is_like else None)
+                                        None if like is None else like.constants, is_like)
         self._result_bytes = {op: self._count_bytes(op) for op in self._defaults}
         #: constant parameters as plain Python values, for those that an op has read as such
         self.parameters: dict[Any, Any] = {}
@@ -239,10 +239,11 @@ class _ConstantCache:
     """
 
     def __init__(
-        self, precision: Precision, made: Iterable[Any], keeps: bool = False, source: _ConstantCache | None = None
+        self, precision: Precision, made: Iterable[Any], keeps: bool = False, source: _ConstantCache | None = None,
+        has_floats: bool = False,
     ) -> None:
         self._precision = precision
-        self._source, self._keeps = source, keeps
+        self._source, self._keeps, self._has_floats = source, keeps, has_floats
         self._kept: dict[Any, Any] = {}
         #: constants to read from a file at their first use, and then keep
         self._unread: dict[Any, Any] = {}
@@ -252,7 +253,7 @@ class _ConstantCache:
         self._free = min(_CACHE_BYTES, self._unread_free)
         self._files: dict[MappedFile, None] = {}
         for var in made:
-            if self._source is None or not self._source.has_constant(var):
+            if not self._is_in_source(var):
                 # A packed value is unpacked only when it is used, and the unpacked elements are not kept.
                 is_packed = isinstance(get_typed_value(var), LazyValue)
                 self._add_constant(var, var.val if var.op.op_type == "const" and not is_packed else None)
@@ -299,6 +300,11 @@ class _ConstantCache:
         """
         return var.op.op_type == "const" and (var in self._kept or var in self._unread)
 
+    def _is_in_source(self, var: Any) -> bool:
+        """Return whether `source` has the constant in the form of this precision: integers have the same at each."""
+        return self._source is not None and self._source.has_constant(var) and (
+            self._has_floats or not types.is_float(get_type_info(var).dtype))
+
     def get_operand(self, var: Any, make: Callable[..., Any]) -> Any:
         """Return the operand for the constant `var`; if it is not kept, `make(var, passing)` computes it."""
         kept = self._kept.get(var)
@@ -309,7 +315,7 @@ class _ConstantCache:
             del self._unread[var]
         if var in self._kept:
             return self._kept[var]
-        if self._source is not None and self._source.has_constant(var):
+        if self._source is not None and self._is_in_source(var):
             return self._source.get_operand(var, make)
         if var in self._large:
             self._large[var] = True
