@@ -5,7 +5,7 @@
 A model with random weights, converted to fp16, is rewritten with the preset `safe` and written, with the equivalence
 check and without. The equivalence check runs both programs on several draws at float64 and at float16, so it costs as
 many calls of the model, and wider ones. Wall times, start-up left out. The bounds: what the equivalence check adds
-takes at most 30 calls of eager (the aim, which is not reached, is 14: nearly all of it is the model before, at
+takes at most 30 calls of eager (the aim, which is not reached, is 14: most of it is the model before, at
 float64 and float16 on five feeds); and where one op in the middle of a model was changed, the check of both programs at
 both precisions takes at most 1.3 times as long as the original alone at these.
 """
