@@ -72,63 +72,19 @@ def build_table_row_plans(
             choice = list_shape_choices(function, description)[0]
             feeds = make_feeds(function, choice, 0, description)
             domains = limit_input_domains(function, get_symbol_sizes(function, choice.shapes), ranges)
+            programs = [_IndexProgram(before, name, lookup.indices, feeds) for lookup, _ in found]
             wanted: dict[str, list[tuple[Array, IdUse]]] = {}
-            for lookup, rows in found:
-                for use in find_id_uses(before, name, lookup.indices, feeds, lookup.element):
+            for (lookup, rows), program in zip(found, programs):
+                for use in program.find_uses(lookup.element):
                     wanted.setdefault(use.name, []).append((rows, use))
             chosen = {each: _choose_ids(feeds[each], uses, domains[each]) for each, uses in wanted.items()}
             runs = [feeds | chosen] * bool(chosen)
-            for lookup, rows in found:
-                values = None if chosen and _reads_any(before, name, lookup, rows, runs[0]) else _search_ids(
-                    before, name, lookup, rows, feeds, domains)
-                runs += [] if values is None else [values]
+            for (lookup, rows), program in zip(found, programs):
+                if not chosen or not program.reads_any(rows, chosen, lookup.element):
+                    runs += program.search_ids(rows, domains, lookup.element)
             made += [Plan(name, f"{ROWS} {number}" if number else ROWS, each, make_state(function, 0), typed=False,
                           adversarial=ROWS) for number, each in enumerate(runs[:_MAX_RUNS])]
     return made
-
-
-def _reads_any(program: Program, function: str, lookup: _Lookup, rows: Array, feeds: Mapping[str, Array]) -> bool:
-    """Return whether a lookup reads one of `rows`; False where that cannot be computed."""
-    from ..runtime import Runtime
-
-    ops = _list_needed_ops(lookup.indices)
-    if ops is None:
-        return False
-    try:
-        runtime = Runtime(program, function=function, precision="float64")
-        found = np.asarray(runtime.compute(lookup.indices, ops, feeds), np.int64).reshape(-1)
-    except AnePassesError:
-        return False
-    return bool(np.isin(found if lookup.element is None else found[lookup.element], rows).any())
-
-
-def _search_ids(
-    program: Program, function: str, lookup: _Lookup, rows: Array, feeds: Mapping[str, Array],
-    domains: Mapping[str, Interval],
-) -> dict[str, Array] | None:
-    """Search feeds in which a lookup reads one of `rows`, whose indices follow from ids in another way: through a map
-    of ids, or a hash. Each run tries as many ids as the input has elements. None where there are none."""
-    from ..runtime import Runtime
-
-    ops = _list_needed_ops(lookup.indices)
-    if ops is None or sum(value.size for value in feeds.values()) > _MAX_INDICES:
-        return None
-    read = {lookup.indices, *(each for op in ops for each in get_flat_inputs(op))}
-    try:
-        runtime = Runtime(program, function=function, precision="float64")
-        for name, var in program.functions[function].inputs.items():
-            if name not in feeds or var not in read or feeds[name].dtype.kind not in "iu" or not feeds[name].size:
-                continue
-            low, size = math.ceil(max(domains[name][0], 0)), feeds[name].size
-            high = min(domains[name][1], low + size * _MAX_SEARCH_RUNS - 1, np.iinfo(feeds[name].dtype).max)
-            for first in range(low, math.floor(high) + 1, size):
-                ids = np.minimum(first + np.arange(size), high).astype(feeds[name].dtype).reshape(feeds[name].shape)
-                found = np.asarray(runtime.compute(lookup.indices, ops, {**feeds, name: ids}), np.int64).reshape(-1)
-                if np.isin(found if lookup.element is None else found[lookup.element], rows).any():
-                    return {**feeds, name: ids}
-    except AnePassesError:
-        pass  # ids that cannot be looked up
-    return None
 
 
 def _find_differing_lookups(before: Program, after: Program, function: str) -> list[tuple[_Lookup, Array]]:
@@ -249,44 +205,94 @@ class IdUse(NamedTuple):
     element: Array
 
 
-def find_id_uses(
-    program: Program, function: str, indices: Var, feeds: Mapping[str, Array], only: int | None = None
-) -> list[IdUse]:
-    """Return how `indices` depend on each input, found by computing them at values of 0 and 1; empty where too much
-    has to be computed for that, or where they cannot be computed. `only` is the number of the only element to look at.
+def find_id_uses(program: Program, function: str, indices: Var, feeds: Mapping[str, Array]) -> list[IdUse]:
+    """Return how `indices` depend on each input; empty if they cannot be computed, or only by too many ops."""
+    return _IndexProgram(program, function, indices, feeds).find_uses()
 
-    One value of 1 among zeros would tell which places read it, an input of n elements takes n such runs. That each
-    place reads one element is assumed, so the number of this element is found bit by bit, in log2(n) runs. Where it is
-    not so, the ids chosen are as good as drawn ones.
+
+class _IndexProgram:
+    """The ops that compute the indices of a lookup, run on `feeds` with other values for single inputs.
+
+    It has no inputs if the ops are too many, have blocks or compute large tensors: then nothing is run.
     """
-    from ..runtime import Runtime
 
-    ops = _list_needed_ops(indices)
-    if ops is None:
+    def __init__(self, program: Program, function: str, indices: Var, feeds: Mapping[str, Array]) -> None:
+        self._program, self._function, self._indices, self._feeds = program, function, indices, feeds
+        ops = _list_needed_ops(indices)
+        self._ops = ops or []
+        read = {indices, *(each for op in self._ops for each in get_flat_inputs(op))}
+        self._inputs = [] if ops is None else [
+            name for name, var in program.functions[function].inputs.items() if name in feeds and var in read]
+        self._runtime: Any = None
+
+    def _compute(self, values: Mapping[str, Array]) -> Array:
+        """Return the flat indices for these values of inputs. Raises AnePassesError if they cannot be computed."""
+        from ..runtime import Runtime
+
+        if self._runtime is None:
+            self._runtime = Runtime(self._program, function=self._function, precision="float64")
+        found = self._runtime.compute(self._indices, self._ops, {**self._feeds, **values})
+        return np.asarray(found, np.int64).reshape(-1)
+
+    def find_uses(self, only: int | None = None) -> list[IdUse]:
+        """Return how the indices depend on each input, determined by computing them at values of 0 and 1.
+
+        `only` is the number of the only index to consider. Each index is assumed to depend on one element of the input,
+        whose number is found bit by bit, in log2(n) runs for n elements; one run for each element would take n. If the
+        assumption is wrong, the ids chosen are no worse than sampled ones.
+        """
+        found = []
+        try:
+            for name in self._inputs:
+                numbers = np.arange(self._feeds[name].size)
+                base = self._compute_at(name, np.zeros_like(numbers))
+                step = self._compute_at(name, np.ones_like(numbers)) - base
+                element = np.zeros_like(base)
+                for bit in range(int(numbers[-1:].max(initial=0)).bit_length()):
+                    element |= (self._compute_at(name, numbers >> bit & 1) != base).astype(np.int64) << bit
+                reads = (step != 0) & (element < numbers.size)
+                places = np.flatnonzero(reads if only is None else reads & (np.arange(reads.size) == only))
+                if places.size:
+                    found.append(IdUse(name, base[places], step[places], element[places]))
+        except AnePassesError:
+            pass  # the indices cannot be computed at these values; the uses found so far hold
+        return found
+
+    def _compute_at(self, name: str, values: Array) -> Array:
+        """Return the indices with these flat values for the input `name`."""
+        fed = self._feeds[name]
+        return self._compute({name: values.astype(fed.dtype).reshape(fed.shape)})
+
+    def reads_any(self, rows: Array, values: Mapping[str, Array], only: int | None = None) -> bool:
+        """Return whether the lookup reads one of `rows` for these values; False if the indices cannot be computed."""
+        if not self._inputs:
+            return False
+        try:
+            found = self._compute(values)
+        except AnePassesError:
+            return False
+        return bool(np.isin(found if only is None else found[only], rows).any())
+
+    def search_ids(
+        self, rows: Array, domains: Mapping[str, Interval], only: int | None = None
+    ) -> list[dict[str, Array]]:
+        """Search feeds for which the lookup reads one of `rows`, for indices that are a map or a hash of ids.
+
+        Each run tries as many ids as the input has elements. Returns the first feeds found, or none.
+        """
+        if sum(value.size for value in self._feeds.values()) > _MAX_INDICES:
+            return []
+        for name in self._inputs:
+            fed = self._feeds[name]
+            if fed.dtype.kind not in "iu" or not fed.size:
+                continue
+            low = math.ceil(max(domains[name][0], 0))
+            high = min(domains[name][1], low + fed.size * _MAX_SEARCH_RUNS - 1, np.iinfo(fed.dtype).max)
+            for first in range(low, math.floor(high) + 1, fed.size):
+                ids = np.minimum(first + np.arange(fed.size), high).astype(fed.dtype).reshape(fed.shape)
+                if self.reads_any(rows, {name: ids}, only):
+                    return [{**self._feeds, name: ids}]
         return []
-    read = {indices, *(each for op in ops for each in get_flat_inputs(op))}
-    names = [name for name, var in program.functions[function].inputs.items() if name in feeds and var in read]
-    found = []
-    try:
-        runtime = Runtime(program, function=function, precision="float64")
-        for name in names:
-            def compute(bits: Array, name: str = name) -> Array:
-                value = bits.reshape(feeds[name].shape).astype(feeds[name].dtype)
-                return np.asarray(runtime.compute(indices, ops, {**feeds, name: value}), np.int64).reshape(-1)
-
-            numbers = np.arange(feeds[name].size)
-            base = compute(np.zeros_like(numbers))
-            step = compute(np.ones_like(numbers)) - base
-            element = np.zeros_like(base)
-            for bit in range(int(numbers[-1:].max(initial=0)).bit_length()):
-                element |= (compute(numbers >> bit & 1) != base).astype(np.int64) << bit
-            reads = (step != 0) & (element < numbers.size)
-            places = np.flatnonzero(reads if only is None else reads & (np.arange(reads.size) == only))
-            if places.size:
-                found.append(IdUse(name, base[places], step[places], element[places]))
-    except AnePassesError:
-        pass  # indices that cannot be computed at these values; other inputs are tried
-    return found
 
 
 def _list_needed_ops(var: Var) -> list[Operation] | None:
