@@ -345,19 +345,20 @@ def _execute_both(
 
     if not quirks:
         old, new = execute_in_lockstep(before, after, plans, precisions, progress, mapping, regions, lowers=True,
-                                       joins=True)
+                                       batches=True)
         pairs = [*zip(old.runs, new.runs)]
 
-        def repeat(chosen: Sequence[tuple[Run, Run]], precisions: Sequence[str], joins: bool) -> None:
+        def repeat(chosen: Sequence[tuple[Run, Run]], precisions: Sequence[str], batches: bool) -> None:
             again = execute_in_lockstep(before, after, [run.plan for run, _ in chosen], precisions, progress, mapping,
-                                        joins=joins)
+                                        batches=batches)
             for pair, repeated in zip(chosen, zip(*(found.runs for found in again))):
                 for run, other in zip(pair, repeated):
                     run.results.update(other.results)
                     run.ops.update(other.ops)
 
-        repeat([pair for pair in pairs if not _is_settled(*pair, promised)], ("float64",), joins=True)
-        repeat([pair for pair in pairs if pair[0].joined and not _passes(*pair, promised)], precisions, joins=False)
+        repeat([pair for pair in pairs if not _is_settled(*pair, promised)], ("float64",), batches=True)
+        failed = [pair for pair in pairs if pair[0].is_batched and not _passes(*pair, promised)]
+        repeat(failed, precisions, batches=False)
         return old, new
     old = execute_plans(before, plans, precisions, lambda text: progress(f"before, {text}"))
     runnable = [replace(run.plan, error=run.error) for run in old.runs]

@@ -174,7 +174,7 @@ class Run:
     rounding: frozenset[str] = frozenset()
     ops: dict[str, OpCount] = field(default_factory=dict)
     "If two programs ran side by side: counts of the second program's ops, by precision."
-    joined: bool = False
+    is_batched: bool = False
     "True if the run was part of a batch, whose kernels may round differently."
     error: str = ""
 

@@ -11,8 +11,8 @@ import numpy as np
 from coremltools.converters.mil.mil import Function, Operation, Program, Var
 
 from ..ir.query import iterate_nested_ops
+from ..runtime.batched_runs import can_batch_runs
 from ..runtime.engine import Call, Runtime
-from ..runtime.joined_runs import can_join_runs
 from ..utils.errors import InputError, MemoryLimitReached
 from ..utils.locking import synchronized
 from .adversarial_feeds import SPECIAL
@@ -41,7 +41,7 @@ __all__ = ["Lockstep", "execute_in_lockstep"]
 
 Array = np.ndarray[Any, Any]
 
-_MAX_JOINED_ELEMENTS = 1 << 27
+_MAX_BATCH_ELEMENTS = 1 << 27
 """The largest number of elements that a batch computes: 1 GB at float64 if all were alive at once, which few are.
 Larger runs gain nothing from a batch, which saves time between ops."""
 
@@ -91,7 +91,7 @@ class Lockstep:
             self.first.start_call(feeds, states[0]), lambda: self.second.start_call(feeds, states[1]), states)
 
     @synchronized
-    def run_joined(
+    def run_batch(
         self, feeds: Sequence[Mapping[str, Any]]
     ) -> list[tuple[dict[str, Array], dict[str, Array]]]:
         """Run both on all of `feeds` as one batch; return the outputs of both for each.
@@ -99,7 +99,7 @@ class Lockstep:
         Raises the errors of both programs, whichever run causes them.
         """
         outputs, outcome = self._run(
-            self.first.start_joined_call(feeds), lambda: self.second.start_joined_call(feeds), ({}, {}))
+            self.first.start_batched_call(feeds), lambda: self.second.start_batched_call(feeds), ({}, {}))
         if isinstance(outcome, InputError):
             raise outcome
         parts = [_split_rows(each, len(feeds)) for each in (outputs, outcome)]
@@ -159,7 +159,8 @@ class Lockstep:
             value = first.machine.env[id(other)]
             is_equal = is_shared or machine.holds_bits(own, value)
             if not match.is_same and self._regions is not None:
-                self._note_region(self._regions, (other, own), (value, machine.env[id(own)]), first.joined, is_equal)
+                tensors = value, machine.env[id(own)]
+                self._note_region(self._regions, (other, own), tensors, first.batch_size, is_equal)
             if is_equal:
                 machine.hold(id(own), value if is_shared else first.lower(other))
                 equal.add(id(own))
@@ -216,7 +217,7 @@ class _Steps:
         self._magnitudes: dict[int, float] = {}
         self._last: Operation | None = None
         self.at_float32 = self.rounded = 0
-        self.joined = call.joined
+        self.batch_size = call.batch_size
         "The number of runs in the batch."
 
     def share(self, common: Interpreter, ops: _CommonOps) -> None:
@@ -324,13 +325,13 @@ def _iterate_inner(op: Operation) -> Iterator[Operation]:
 
 def execute_in_lockstep(
     before: Program, after: Program, made: Sequence[Plan], precisions: Sequence[str], progress: Callable[[str], None],
-    mapping: Mapping[str, str], regions: RegionLog | None = None, lowers: bool = False, joins: bool = False,
+    mapping: Mapping[str, str], regions: RegionLog | None = None, lowers: bool = False, batches: bool = False,
 ) -> tuple[Execution, Execution]:
     """Execute every plan on two programs at every precision; ops that they share run once.
 
     Returns the results of `execute_plans` for each program; a plan that `before` cannot run has its error in both.
     `mapping` (name before -> name after) is as in `compare_programs`. With `lowers`, runs at float64 compute the ops
-    that the programs share upstream of any difference at float32. With `joins`, runs of functions whose rows are
+    that the programs share upstream of any difference at float32. With `batches`, runs of functions whose rows are
     independent are made as one batch. `regions` records the comparisons at the ends of regions that differ.
     """
     old, new = (Execution([Run(plan, error=plan.error) for plan in made]) for _ in range(2))
@@ -338,7 +339,7 @@ def execute_in_lockstep(
     for function in dict.fromkeys(plan.function for plan in made):
         values = [FunctionValues(function, program.functions[function]) for program in (before, after)]
         match = match_functions(values[0], values[1], mapping)
-        can_join = joins and all(can_join_runs(program.functions[function]) for program in (before, after))
+        can_batch = batches and all(can_batch_runs(program.functions[function]) for program in (before, after))
         plain: Runtime | None = None
         plain_after: Runtime | None = None
         for precision in precisions:
@@ -352,10 +353,10 @@ def execute_in_lockstep(
             plain, plain_after = plain or old_runtime, plain_after or new_runtime
             lockstep = Lockstep(runtimes[0], runtimes[1], match, regions, common)
             pairs = [pair for pair in zip(old.runs, new.runs) if not is_left_out(pair[0], function, precision)]
-            for group in _group_pairs(pairs, before.functions[function]) if can_join else [[pair] for pair in pairs]:
+            for group in _group_pairs(pairs, before.functions[function]) if can_batch else [[pair] for pair in pairs]:
                 for pair in group:
                     count.report(pair[0].plan, precision)
-                if len(group) == 1 or not _execute_joined(lockstep, group, precision):
+                if len(group) == 1 or not _execute_batch(lockstep, group, precision):
                     for pair in group:
                         _execute_pair(lockstep, pair, precision)
             old.executed_blocks |= runtimes[0].executed_blocks
@@ -379,22 +380,22 @@ def _group_pairs(pairs: Sequence[tuple[Run, Run]], function: Function) -> list[l
 
 
 def _cut_group(group: list[tuple[Run, Run]], function: Function) -> list[list[tuple[Run, Run]]]:
-    """Cut a group into batches of at most `_MAX_JOINED_ELEMENTS` computed elements."""
+    """Cut a group into batches of at most `_MAX_BATCH_ELEMENTS` computed elements."""
     if len(group) == 1:
         return [group]
     shapes = {name: value.shape for name, value in group[0][0].plan.feeds.items()}
-    most = max(1, int(_MAX_JOINED_ELEMENTS / max(count_computed_elements(function, shapes), 1)))
+    most = max(1, int(_MAX_BATCH_ELEMENTS / max(count_computed_elements(function, shapes), 1)))
     return [group[start : start + most] for start in range(0, len(group), most)]
 
 
-def _execute_joined(lockstep: Lockstep, pairs: Sequence[tuple[Run, Run]], precision: str) -> bool:
+def _execute_batch(lockstep: Lockstep, pairs: Sequence[tuple[Run, Run]], precision: str) -> bool:
     """Execute plans on both programs as one batch; return False if a run ends with an error."""
     try:
-        found = lockstep.run_joined([old.plan.feeds for old, _ in pairs])
+        found = lockstep.run_batch([old.plan.feeds for old, _ in pairs])
     except (InputError, MemoryLimitReached):
         return False
     for (old, new), (outputs, outcome) in zip(pairs, found):
-        old.joined = new.joined = True
+        old.is_batched = new.is_batched = True
         new.ops[precision] = replace(lockstep.count)
         old.results[precision], new.results[precision] = join_results(outputs, {}), join_results(outcome, {})
     return True

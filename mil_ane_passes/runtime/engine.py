@@ -11,8 +11,8 @@ import numpy as np
 from ..ir.query import get_contradiction, iterate_nested_ops, plain_type
 from ..utils.errors import InputError, NotSupported, suggest_nearest
 from ..utils.locking import synchronized
+from .batched_runs import BatchedShapes
 from .feeds import check_feeds, check_state, split_inputs
-from .joined_runs import JoinedShapes
 from .memory_limits import refuse_excessive_peak, refuse_oversized_values
 from .model_description import apply_description
 from .partial_sum_observer import PartialSumObserver
@@ -57,7 +57,7 @@ class Call:
     machine: Interpreter
     cells: Mapping[str, StateCell]
     arguments: Iterator[Any]
-    joined: int = 1
+    batch_size: int = 1
     "The number of runs in the batch."
 
 
@@ -106,7 +106,7 @@ class Runtime:
         self.function = _select_function_name(program, function)
         self._block = _get_function(program, self.function)
         self._kernels = load_kernels()
-        if like is None or like._block is not self._block:  # else they passed these checks
+        if like is None or like._block is not self._block:  # `like` has passed these checks
             _refuse_contradictions(self._block)
             _refuse_missing_ops(missing_ops(program, self.function))
             refuse_oversized_values(iterate_nested_ops(self._block))
@@ -132,7 +132,7 @@ class Runtime:
         Raises InputError, before anything runs, for feeds or states of the wrong name, dtype or shape.
         """
         call = self.start_call(feeds, state)
-        # Only where nothing sees values between the ops: what is compared op by op is computed op by op.
+        # Not with observers or quirks, which see the values between the ops.
         call.machine.joins_attention = self.precision == "float32" and not self._quirks and self._observer is None
         try:
             results = call.machine.run_block(self._block, call.arguments)
@@ -154,8 +154,8 @@ class Runtime:
         return Call(self._block, machine, cells, arguments)
 
     @synchronized
-    def start_joined_call(self, feeds: Sequence[Mapping[str, Any]]) -> Call:
-        """Prepare runs on all of `feeds` as one batch, for a function that satisfies `can_join_runs`.
+    def start_batched_call(self, feeds: Sequence[Mapping[str, Any]]) -> Call:
+        """Prepare runs on all of `feeds` as one batch, for a function that satisfies `can_batch_runs`.
 
         Results contain the rows of all runs along axis 0. Raises InputError as a call does.
         """
@@ -170,7 +170,7 @@ class Runtime:
     @synchronized
     def join_call(self, call: Call) -> Interpreter:
         """Return an interpreter at this precision that shares the values of `call`, a run at another precision."""
-        machine = self._make_interpreter(call.joined)
+        machine = self._make_interpreter(call.batch_size)
         machine.env, machine.live = call.machine.env, call.machine.live
         return machine
 
@@ -230,10 +230,10 @@ class Runtime:
         check_state(states, state)
         return arrays, states
 
-    def _make_interpreter(self, joined: int = 1) -> Interpreter:
+    def _make_interpreter(self, batch_size: int = 1) -> Interpreter:
         from .interpreter import Interpreter
 
-        quirks = [*self._quirks, *[JoinedShapes(joined)] * (joined > 1)]
+        quirks = [*self._quirks, *[BatchedShapes(batch_size)] * (batch_size > 1)]
         return Interpreter(self._kernels, self._prepare_function(), quirks, self._observer)
 
     def _prepare_function(self) -> PreparedFunction:

@@ -580,21 +580,21 @@ def test_regions_that_differ_are_listed_where_they_end():
     assert compare_programs(chain(), chain(middle), exactness=Exactness.APPROXIMATE).regions == []
 
 
-def test_runs_on_feeds_of_one_shape_are_made_as_one(monkeypatch):
+def test_runs_on_feeds_of_one_shape_are_batched(monkeypatch):
     """Results follow from rows that are computed together, so they are the same to rounding, not to the bit."""
     before = chain()
     after = chain(lambda x: mb.sub(x=x, y=np.float16(-1), name="middle"))
     plans = build_plans(before, 3, lambda name: None)
     with counted(monkeypatch) as count:
-        found = run_both(before, after, plans, joins=True)
-    assert count["exp"] == len(PRECISIONS) and all(run.joined for execution in found for run in execution.runs)
+        found = run_both(before, after, plans, batches=True)
+    assert count["exp"] == len(PRECISIONS) and all(run.is_batched for execution in found for run in execution.runs)
     for execution, alone in zip(found, run_alone(before, after, plans)):
         for run, expected in zip(execution.runs, alone.runs):
             np.testing.assert_allclose(run.results["float64"]["y"], expected.results["float64"]["y"], rtol=1e-14)
             np.testing.assert_allclose(run.results["float16"]["y"], expected.results["float16"]["y"], atol=1e-3)
 
 
-def test_a_difference_in_one_of_the_runs_made_as_one_is_found_in_it():
+def test_a_difference_in_one_of_the_batched_runs_is_found_in_it():
     """All three draws are one run; the programs differ above 2.5 only, which the second of them reaches."""
     before = build_program(lambda x: mb.identity(x=x, name="y"), x=(2, 3))
     after = build_program(lambda x: mb.minimum(x=x, y=np.float16(2.5), name="y"), x=(2, 3))
@@ -611,30 +611,30 @@ def test_a_run_that_fails_among_others_is_made_alone():
     before = build_program(lambda x: mb.identity(x=x, name="y"), x=(2, 3))
     plans = build_plans(before, 3, lambda name: None)
     broken = [plans[0], replace(plans[1], error="known not to run"), plans[2]]
-    old, new = run_both(before, clone_program(before), broken, joins=True)
-    assert [run.joined for run in old.runs] == [True, False, True]
+    old, new = run_both(before, clone_program(before), broken, batches=True)
+    assert [run.is_batched for run in old.runs] == [True, False, True]
     assert [bool(run.results) for run in new.runs] == [True, False, True]
 
 
-def test_a_run_that_differs_when_made_as_one_is_judged_alone(monkeypatch):
-    """Planted: what joined runs compute is off by 1 %."""
-    run_joined = Lockstep.run_joined
+def test_a_run_that_differs_when_batched_is_judged_alone(monkeypatch):
+    """Planted: what batched runs compute is off by 1 %."""
+    run_batch = Lockstep.run_batch
 
     def perturb(self, feeds):
         return [(one, {name: value * 1.01 for name, value in other.items()})
-                for one, other in run_joined(self, feeds)]
+                for one, other in run_batch(self, feeds)]
 
-    monkeypatch.setattr(Lockstep, "run_joined", perturb)
+    monkeypatch.setattr(Lockstep, "run_batch", perturb)
     before = chain()
     report = compare_programs(before, clone_program(before), precisions=PRECISIONS)
     assert report.equal and report.equal_bits
 
 
-def test_large_runs_are_not_joined(monkeypatch):
+def test_large_runs_are_not_batched(monkeypatch):
     from mil_ane_passes.equivalence import lockstep
 
-    monkeypatch.setattr(lockstep, "_MAX_JOINED_ELEMENTS", 2 * 6 * 7)
+    monkeypatch.setattr(lockstep, "_MAX_BATCH_ELEMENTS", 2 * 6 * 7)
     plans = build_plans(chain(), 3, lambda name: None)
     with counted(monkeypatch) as count:
-        run_both(chain(), chain(), plans, ("float64",), joins=True)
+        run_both(chain(), chain(), plans, ("float64",), batches=True)
     assert count["exp"] == 2, "two runs as one, and the third alone"

@@ -249,7 +249,7 @@ def test_a_rewrite_with_a_wrong_rule_is_found_and_leaves_the_program(monkeypatch
 def test_progress_names_each_run():
     said = []
     compare_programs(convolved(), convolved(), seeds=1, progress=said.append)
-    labels = ("seed 0", "wide range", "ties", "NaN and infinities")  # all but the last are made as one
+    labels = ("seed 0", "wide range", "ties", "NaN and infinities")  # all but the last are batched
     runs = [f"run {number} of 4: main, {label}, float64" for number, label in enumerate(labels, 1)]
     assert said == runs
     compare_programs(convolved(), convolved(2.0), seeds=1, progress=said.append)

@@ -84,7 +84,7 @@ class Tally:
     runs: int = 0
     "Runs of which both ways have the bits of all outputs."
     lowered: int = 0
-    "Runs of which part was computed at float32, or made as one with others: only verdicts are compared."
+    "Runs of which part was computed at float32, or batched with others: only verdicts are compared."
     differing: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, pair: Pair, seed: int, shared: Finding, alone: Finding) -> None:
@@ -167,7 +167,7 @@ def _check(pair: Pair, execute: Callable[..., tuple[Execution, Execution]]) -> F
         for each in digest_runs(old, new):
             run = runs[each.function, each.feeds]
             count = run.ops.get(each.precision)
-            if run.joined or (count is not None and (count.at_float32 or count.rounded)):
+            if run.is_batched or (count is not None and (count.at_float32 or count.rounded)):
                 lowered += 1
             else:
                 bits[each.function, each.feeds, each.precision] = each.before, each.after

@@ -1,4 +1,4 @@
-"""Runs that are made as one: which functions allow it, and that each gets the results that it has alone."""
+"""Batches of runs: which functions allow them, and that each run has the results that it has alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from coremltools.converters.mil.mil import types
 from mil_ane_passes.equivalence.execution import build_plans
 from mil_ane_passes.passes.examples import build_program, make_weight
 from mil_ane_passes.runtime import Runtime
-from mil_ane_passes.runtime.joined_runs import can_join_runs
+from mil_ane_passes.runtime.batched_runs import can_batch_runs
 from tests.lab.fuzz_programs.draft import generate_program
 from tests.lab.fuzz_programs.kinds import KINDS
 
@@ -23,7 +23,7 @@ def spread(x, **options):
                              end_mask=[True, True, False], **options)
 
 
-JOINED = {
+BATCHED = {
     "conv": lambda x: mb.conv(x=x, weight=make_weight(4, 3, 3), pad_type="same"),
     "transposed conv": lambda x: mb.conv_transpose(x=x, weight=make_weight(3, 4, 2), strides=[2]),
     "one row of a constant": lambda x: mb.add(x=x, y=make_weight(1, 3, 5)),
@@ -80,18 +80,18 @@ def build(body, rows=1):
 
 
 def run_both_ways(program, plans, precision):
-    """Return the results of each plan alone, and of all made as one."""
+    """Return the results of each plan alone, and of all as one batch."""
     runtime = Runtime(program, precision=precision)
     alone = [runtime(plan.feeds) for plan in plans]
-    call = runtime.start_joined_call([plan.feeds for plan in plans])
+    call = runtime.start_batched_call([plan.feeds for plan in plans])
     results = call.machine.run_block(call.block, call.arguments)
-    joined = runtime.finish_call(call, results, None)
-    return alone, [{name: np.split(value, len(plans))[number] for name, value in joined.items()}
+    batched = runtime.finish_call(call, results, None)
+    return alone, [{name: np.split(value, len(plans))[number] for name, value in batched.items()}
                    for number in range(len(plans))]
 
 
-def assert_close(alone, joined, share):
-    for one, other in zip(alone, joined, strict=True):
+def assert_close(alone, batched, share):
+    for one, other in zip(alone, batched, strict=True):
         for name, value in one.items():
             assert other[name].shape == value.shape and other[name].dtype == value.dtype
             scale = np.abs(value[np.isfinite(value)]).max(initial=0) if value.dtype.kind == "f" else 0
@@ -99,28 +99,28 @@ def assert_close(alone, joined, share):
 
 
 @pytest.mark.parametrize("precision, share", [("float64", 1e-13), ("float32", 1e-5), ("float16", 2e-3)])
-@pytest.mark.parametrize("name", JOINED)
-def test_runs_made_as_one_have_their_own_results(name, precision, share):
-    program = build(JOINED[name])
-    assert can_join_runs(program.functions["main"])
+@pytest.mark.parametrize("name", BATCHED)
+def test_batched_runs_have_their_own_results(name, precision, share):
+    program = build(BATCHED[name])
+    assert can_batch_runs(program.functions["main"])
     assert_close(*run_both_ways(program, build_plans(program, 3, lambda name: None), precision), share)
 
 
 @pytest.mark.parametrize("name", ALONE)
 def test_functions_in_which_rows_meet_are_run_alone(name):
-    assert not can_join_runs(build(ALONE[name]).functions["main"])
+    assert not can_batch_runs(build(ALONE[name]).functions["main"])
 
 
-def test_several_rows_are_joined_where_no_constant_has_as_many():
-    assert can_join_runs(build(JOINED["conv"], rows=2).functions["main"])
-    program = build(JOINED["one row of a constant"], rows=2)
-    assert can_join_runs(program.functions["main"])
+def test_several_rows_are_batched_where_no_constant_has_as_many():
+    assert can_batch_runs(build(BATCHED["conv"], rows=2).functions["main"])
+    program = build(BATCHED["one row of a constant"], rows=2)
+    assert can_batch_runs(program.functions["main"])
     assert_close(*run_both_ways(program, build_plans(program, 3, lambda name: None), "float64"), 1e-13)
-    assert not can_join_runs(build(ALONE["rows of a constant"], rows=2).functions["main"])
+    assert not can_batch_runs(build(ALONE["rows of a constant"], rows=2).functions["main"])
 
 
 @pytest.mark.parametrize("shapes", [((1, 2), (2, 2)), ((None, 2), (None, 2))])
-def test_inputs_of_other_numbers_of_rows_are_not_joined(shapes):
+def test_inputs_of_other_numbers_of_rows_are_not_batched(shapes):
     from coremltools.converters.mil.mil.program import get_new_symbol
 
     rows = get_new_symbol()
@@ -128,7 +128,7 @@ def test_inputs_of_other_numbers_of_rows_are_not_joined(shapes):
              for shape in shapes]
     program = mb.program(input_specs=specs, opset_version=ct.target.iOS17)(
         lambda x, y: (mb.abs(x=x), mb.abs(x=y)))
-    assert not can_join_runs(program.functions["main"])
+    assert not can_batch_runs(program.functions["main"])
 
 
 def test_functions_with_states_are_run_alone():
@@ -137,17 +137,17 @@ def test_functions_with_states_are_run_alone():
     def stateful(x, s):
         return mb.add(x=x, y=mb.read_state(input=s))
 
-    assert not can_join_runs(stateful.functions["main"])
+    assert not can_batch_runs(stateful.functions["main"])
 
 
-def test_random_programs_have_their_own_results_in_joined_runs():
+def test_random_programs_have_their_own_results_in_batched_runs():
     """A law on what the rules promise for any program: rows never meet."""
-    joined = 0
+    batched = 0
     for seed in range(400):
         drawn = generate_program(seed, dict(KINDS))
-        if drawn is not None and can_join_runs(drawn.program.functions["main"]):
-            program, joined = drawn.program, joined + 1
+        if drawn is not None and can_batch_runs(drawn.program.functions["main"]):
+            program, batched = drawn.program, batched + 1
             plans = build_plans(program, 3, lambda name: None)[:3]
             if len({tuple(value.shape for value in plan.feeds.values()) for plan in plans}) == 1:
                 assert_close(*run_both_ways(program, plans, "float64"), 1e-9)
-    assert joined > 20
+    assert batched > 20

@@ -16,7 +16,7 @@ from coremltools.converters.mil.mil import Function, Operation, Var
 from ..ir.query import get_const_value, get_flat_inputs, get_static_shape, get_type_info
 from .quirks.base import Quirk
 
-__all__ = ["JoinedShapes", "can_join_runs"]
+__all__ = ["BatchedShapes", "can_batch_runs"]
 
 _ELEMENTWISE = frozenset({
     "abs", "acos", "add", "asin", "atan", "cast", "ceil", "clamped_relu", "clip", "cos", "cosh", "elu", "equal",
@@ -35,10 +35,10 @@ _BY_ROW = frozenset({
 "Ops that compute each row of x by itself, with constants for all."
 
 
-class JoinedShapes(Quirk):
+class BatchedShapes(Quirk):
     """Multiplies axis 0 of the shape of a `reshape` by `count`, the number of runs in the batch."""
 
-    name = "joined shapes"
+    name = "batched shapes"
     source = ""
     op_types = ("reshape",)
 
@@ -49,10 +49,10 @@ class JoinedShapes(Quirk):
         return bool(op.op_type == "reshape")
 
     def operands(self, op: Any, inputs: Any) -> Any:
-        return _JoinedInputs(inputs, self._count)
+        return _BatchedInputs(inputs, self._count)
 
 
-class _JoinedInputs:
+class _BatchedInputs:
     """The inputs of a `reshape` with the shape for `count` runs."""
 
     def __init__(self, inputs: Any, count: int) -> None:
@@ -69,7 +69,7 @@ class _JoinedInputs:
         return [rows * self._count if rows > 0 else rows, *others]
 
 
-def can_join_runs(function: Function) -> bool:
+def can_batch_runs(function: Function) -> bool:
     """Return whether runs of `function` can form a batch; False if an op has no rule."""
     inputs = [*function.inputs.values()]
     counts = {_count_rows(var) for var in (*inputs, *function.outputs)}
