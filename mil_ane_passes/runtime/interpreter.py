@@ -14,11 +14,16 @@ from ..ir.constants import LazyValue
 from ..ir.coremltools_internals import get_typed_value
 from ..utils.budget import get_current_budget
 from ..utils.errors import AnePassesError, InputError
-from .attention_chains import compute_chain
-from .memory_limits import LiveValues, estimate_result_bytes, is_out_of_memory, refuse_allocation
+from .attention_chains import ChainStep, compute_chain
+from .memory_limits import (
+    LiveValues,
+    estimate_result_bytes,
+    is_out_of_memory,
+    refuse_allocation,
+)
 from .numeric import have_equal_bits, is_tensor_value
 from .op_inputs import OpInputs
-from .prepared_function import ChainSteps, PreparedFunction, is_lazy
+from .prepared_function import PreparedFunction, is_lazy
 from .quirks import select_quirks
 from .registry import Kernel
 
@@ -52,7 +57,7 @@ class Interpreter:
         self.observer = observer
         self.env: dict[int, Any] = {}
         self.joins_attention = False
-        "Whether the ops of an attention run in one step, as `attention_chains` does it."
+        "True if the ops of an attention run in one step (`attention_chains`)."
         self.executed_blocks: set[Any] = set()
         self.budget = get_current_budget()
         self.live = LiveValues()
@@ -88,15 +93,15 @@ class Interpreter:
         if self.joins_attention:
             steps = self.prepared.get_chained_ops(block)
         for op, finished in steps:
-            if isinstance(op, ChainSteps):
+            if isinstance(op, ChainStep):
                 self._run_chain(op)
             else:
                 self.run_op(op)
             self.release(finished)
         return self.leave_block(block)
 
-    def _run_chain(self, steps: ChainSteps) -> None:
-        """Run the ops of an attention in one step, or one by one where `compute_chain` leaves them."""
+    def _run_chain(self, steps: ChainStep) -> None:
+        """Run the ops of an attention in one step, or one by one if `compute_chain` does not support the operands."""
         product = steps.chain.product
         self.check_time(product)
         try:

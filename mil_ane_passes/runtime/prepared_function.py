@@ -8,10 +8,9 @@ memory freed around them.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,10 +23,7 @@ from ..utils.mapped_files import MappedFile, check_mapped_files, file_of
 from .memory_limits import most_kept
 from .numeric import Precision, is_tensor_value
 
-if TYPE_CHECKING:
-    from .attention_chains import AttentionChain
-
-__all__ = ["BlockSteps", "ChainSteps", "PreparedFunction", "is_lazy"]
+__all__ = ["BlockSteps", "PreparedFunction", "is_lazy"]
 
 #: Constants of at most this many bytes in the computing dtype are converted at the start and kept. Parameters and most
 #: biases are smaller, and a thousand of them need at most 4 MB.
@@ -47,13 +43,6 @@ class BlockSteps(NamedTuple):
     ops: list[tuple[Any, list[int]]]
     #: the block's own variables that are outputs of the block
     left: list[int]
-
-
-class ChainSteps(NamedTuple):
-    """An attention that is computed in one step, with its ops and what is finished after each of them."""
-
-    chain: AttentionChain
-    ops: list[tuple[Any, list[int]]]
 
 
 def is_lazy(op: Any) -> bool:
@@ -94,43 +83,14 @@ class _Layout:
         return BlockSteps(inputs, finished[-1], list(zip(ops, finished)), list(left))
 
     def get_chained_ops(self, block: Any) -> list[tuple[Any, list[int]]]:
-        """Return the ops of a block as in `steps`, with a `ChainSteps` in the place of the last op of each chain."""
+        """Return the ops of a block as in `steps`, with the ops of each attention replaced by one `ChainStep`."""
+        from .attention_chains import plan_chains
+
         if block not in self._chained:
-            self._chained[block] = self._plan_chains(block, self.steps[block].ops)
+            steps = self.steps[block].ops
+            operands = {op: tuple(self._iterate_operands(op)) for op, _ in steps}
+            self._chained[block] = plan_chains(steps, operands, block.outputs)
         return self._chained[block]
-
-    def _plan_chains(self, block: Any, steps: list[tuple[Any, list[int]]]) -> list[tuple[Any, list[int]]]:
-        from .attention_chains import find_attention_chains
-
-        if not any(op.op_type == "softmax" for op, _ in steps):
-            return steps
-        read = Counter(id(var) for op, _ in steps for var in self._iterate_operands(op))
-        read += Counter(map(id, block.outputs))
-        readers = {id(var): op for op, _ in steps for var in self.inputs[op].values()
-                   if not isinstance(var, (list, tuple)) and read[id(var)] == 1}
-        chains = {op: chain for chain in find_attention_chains((op for op, _ in steps), readers) for op in chain.ops}
-        kept = dict(steps)
-        # A chain reads its operands at its last op, after ops that would have been their last readers.
-        lasts = {id(var): op for op, _ in steps if op in chains and op is chains[op].product
-                 for each in chains[op].ops for var in self._iterate_operands(each)}
-        planned: list[tuple[Any, list[int]]] = []
-        deferred: dict[Any, list[int]] = {}
-        done: set[Any] = set()
-
-        def select_released(finished: list[int]) -> list[int]:
-            for key in finished:
-                if key in lasts and lasts[key] not in done:
-                    deferred.setdefault(lasts[key], []).append(key)
-            return [key for key in finished if key not in lasts or lasts[key] in done]
-
-        for op, finished in steps:
-            done.add(op)
-            if op not in chains:
-                planned.append((op, select_released(finished)))
-            elif op is chains[op].product:
-                inner = [(each, select_released(kept[each])) for each in chains[op].ops]
-                planned.append((ChainSteps(chains[op], inner), deferred.pop(op, [])))
-        return planned
 
     def _iterate_operands(self, op: Any) -> Iterable[Any]:
         """Yield all variables that an op reads, including those read inside its nested blocks."""
@@ -185,7 +145,7 @@ class PreparedFunction:
         )
 
     def get_chained_ops(self, block: Any) -> list[tuple[Any, list[int]]]:
-        """Return the ops of a block as `steps` has them, with a `ChainSteps` in the place of the last op of a chain."""
+        """Return the ops of a block as in `steps`, with the ops of each attention replaced by one `ChainStep`."""
         return self._layout.get_chained_ops(block)
 
     def get_inputs(self, op: Any) -> Mapping[str, Any]:
