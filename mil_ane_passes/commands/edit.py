@@ -87,13 +87,13 @@ class EditOptions:
     """pad the flexible input NAME to this shape, compute at full size, and mask the padding; a size such as 2..64 also
     declares the smallest real size; repeatable, for inputs that share the size"""
     fold_sizes: bool = field(default=False, metadata=edit_flag(make_folding))
-    "make constants of what follows from fixed sizes alone, such as masks and tables of positions"
+    "turn values that depend only on fixed sizes into constants, such as masks and tables of positions"
     one_hot_rows: bool = field(default=False, metadata=edit_flag(make_by("encoder", "OneHotRows")))
-    "read rows at computed places, such as the last token's, by the product with a one-hot matrix"
+    "read rows at computed positions, such as the last token's, by a product with a one-hot matrix"
     add_masks: bool = field(default=False, metadata=edit_flag(make_by("encoder", "AddMasks")))
-    "add masks to what softmaxes read, in place of selects that put a large negative number there"
+    "add a mask before a softmax instead of a select that writes a large negative number"
     narrow_masks: bool = field(default=False, metadata=edit_flag(make_by("encoder", "NarrowMasks")))
-    "do not repeat masks for each query where all that reads them broadcasts"
+    "remove the repetition of masks for each query if all ops that read them broadcast"
     merge_states: str | None = field(default=None, metadata=edit_flag(make_merge, named=True, metavar="NAME"))
     "merge all states into one state NAME of rank 4, which is read once and written once"
     state_to_io: Names = field(default=(), metadata=edit_flag(
@@ -136,8 +136,8 @@ class EditOptions:
     split_constant_inputs: Names = field(default=(), metadata=edit_flag(
         make_for_names("split_constant_inputs", "split_inputs", "SplitConstantInputs", renamed=True), splits=True,
         metavar="NAME", nargs="+", action="extend"))
-    """split into two packages: OUT_1 has what is computed from these inputs alone, which are the same for many calls,
-    and runs once for these; OUT_2 reads what it returned"""
+    """split into two packages: OUT_1 has the ops that depend only on these inputs, which are the same for many calls,
+    and runs once for these calls; OUT_2 reads its results"""
     split_parts: int | None = field(default=None, metadata=edit_flag(make_parts, splits=True, metavar="N", type=int))
     """split into N packages that run in sequence, OUT_1 to OUT_N, with balanced weights, where the fewest bytes cross:
     between layers"""
@@ -154,7 +154,7 @@ class EditOptions:
     """compare the outputs with those of IN on random feeds; if they differ or cannot be compared, write nothing and
     exit with code 1"""
     overwrite: bool = field(default=False, metadata=flag())
-    "replace OUT, and files of tables, if they exist"
+    "replace OUT, and the files of tables, if they exist"
     link: bool = field(default=False, metadata=LINK)
     ahead: CopyAhead | None = None
 
@@ -211,29 +211,29 @@ def edit(options: EditOptions) -> EditReport:
     with flexible shapes one shape: a mapping from name to shape; a list of such mappings, or a mapping from function
     names to them, makes a function of each, which share the weights (the first is the default). `pad_shape` pads inputs
     to a shape, with what reads them computed in full and masked, and makes an input of the position where a number
-    follows from the real length; a size may be a pair of the smallest and the largest real size. `fold_sizes` makes
-    constants of what follows from fixed sizes alone, `one_hot_rows` reads rows at computed places by products,
-    `add_masks` adds masks to scores in place of selects, `narrow_masks` does not repeat them. `merge_states` names
+    follows from the real length; a size may be a pair of the smallest and the largest real size. `fold_sizes` turns
+    values that depend only on fixed sizes into constants, `one_hot_rows` reads rows at computed positions by products,
+    `add_masks` adds masks to scores instead of selects, `narrow_masks` removes their repetition. `merge_states` names
     the one state of rank 4 that all states become. `state_to_io` names states ("all": each) that become inputs and
     outputs. `one_hot` maps integer inputs to the inputs of one-hot rows that replace them. `embedding_file` maps them
     to paths of files that end in .npy, each of which gets the table, as compressed as it is stored; parameters of the
     compression and a .json that names all files are beside it, and the model reads rows of the table, INPUT_rows.
     `tile_output` maps outputs to the number of outputs that they are split into. `expose` names inner values to return
     as well; a type that is not allowed in the interface is cast, and the report says so. `drop_output` names outputs to
-    remove, with all ops that only they needed. `io` is "fp16" or "fp32", the type that
-    all float inputs and outputs get, or maps one or both to the names that get it. `rename` maps names of inputs,
-    outputs, states or inner values to their new names. `split_at` makes two packages that run one after the other, cut
-    after the values it names: OUT_1.mlpackage and OUT_2.mlpackage for the `dst` OUT.mlpackage, both or neither; with
-    `function` they do not contain the other functions. `split_inputs` does so after what is computed from one of these
-    inputs alone, `split_constant_inputs` after what is computed from them alone and is the same for many calls.
-    `split_parts` makes that many packages with even weights, OUT_1 to OUT_N, `max_part_size` (bytes, or a
-    text such as "1.4GB") as few as have at most that many bytes of weights each; both cut where the fewest bytes cross.
-    `dedup_weights` stores weights of equal bytes once. `function` edits that function alone (default: each that has the
-    named values). All names are those of `src`, regardless of other edits. `dry_run` writes nothing. `verify` runs the
-    source and the result on random feeds, mapped across the change, on the reference runtime; if results differ or
-    cannot be compared, nothing is written and the status is "rejected". `link`: unchanged files become hard links where
-    they cannot be cloned, so that the packages share them. `ahead`: copies of the source's large files that the caller
-    has already started.
+    remove, with all ops that only they needed. `io` is "fp16" or "fp32", the type that all float inputs and outputs
+    get, or maps one or both to the names that get it. `rename` maps names of inputs, outputs, states or inner values to
+    their new names. `split_at` makes two packages that run one after the other, cut after the values it names:
+    OUT_1.mlpackage and OUT_2.mlpackage for the `dst` OUT.mlpackage, both or neither; with `function` they do not
+    contain the other functions. `split_inputs` does so after what is computed from one of these inputs alone,
+    `split_constant_inputs` after the values that depend only on inputs that are the same for many calls. `split_parts`
+    makes that many packages with even weights, OUT_1 to OUT_N, `max_part_size` (bytes, or a text such as "1.4GB") as
+    few as have at most that many bytes of weights each; both cut where the fewest bytes cross. `dedup_weights` stores
+    weights of equal bytes once. `function` edits that function alone (default: each that has the named values). All
+    names are those of `src`, regardless of other edits. `dry_run` writes nothing. `verify` runs the source and the
+    result on random feeds, mapped across the change, on the reference runtime; if results differ or cannot be compared,
+    nothing is written and the status is "rejected". `link`: unchanged files become hard links where they cannot be
+    cloned, so that the packages share them. `ahead`: copies of the source's large files that the caller has already
+    started.
 
     The order is fixed, whatever the order of the arguments: fix_shape, pad_shape, fold_sizes, one_hot_rows, add_masks,
     narrow_masks, merge_states, state_to_io, one_hot, embedding_file, tile_output, expose, drop_output, io, rename,

@@ -28,16 +28,16 @@ Maker = Callable[["EditOptions", Any], "list[Transform]"]
 
 
 def edit_flag(make: Maker, *, splits: bool = False, named: bool = False, **settings: Any) -> Metadata:
-    """Describe an option that edits: `make` returns its transforms. The order of the fields is that of the edits.
+    """Return the metadata of an option that edits: `make` returns its transforms. Edits run in the order of the fields.
 
-    `splits` is true for options that make several packages of one, `named` for those that need a name, so that an empty
-    list of names is an error.
+    `splits` is true for options that split a package into several, `named` for options that require a name, for which
+    an empty list of names is an error.
     """
     return {**flag(**settings), "edit": make, "splits": splits, "named": named}
 
 
 def list_given(options: EditOptions) -> list[Field[Any]]:
-    """List the options that edit and are given, in the order of the edits."""
+    """List the requested options that edit, in the order of the edits."""
     edits = [each for each in fields(options) if "edit" in each.metadata]
     return [each for each in edits if _is_given(getattr(options, each.name), each.metadata["named"])]
 

@@ -203,8 +203,8 @@ class AddMasks(Transform):
     def apply(self, draft: Draft) -> list[Draft]:
         for name, function in draft.select_functions(self.function).items():
             before = len(draft.done)
-            draft.done += [EditRecord("--add-masks", name, each, f"'{each}', select: a choice between two numbers is "
-                                      "computed") for each in spread_scalar_choices(function)]
+            draft.done += [EditRecord("--add-masks", name, each, f"'{each}', select: replaced by arithmetic on two "
+                                      "numbers") for each in spread_scalar_choices(function)]
             with function, BlockEditor() as editor:
                 mb = RewriteBuilder(function, UniqueNames(function))
                 for op in list(function.operations):
@@ -212,7 +212,7 @@ class AddMasks(Transform):
                         draft.done.append(EditRecord("--add-masks", name, op.outputs[0].name, f"'{op.outputs[0].name}'"
                                                      ", select: a mask is added to scores"))
             _note_nothing(draft, before, "--add-masks", name, "no select between scores and a large negative number "
-                          "is read by softmaxes alone")
+                          "is read only by softmaxes")
         return [draft]
 
     def _replace(self, mb: RewriteBuilder, op: Operation, editor: BlockEditor) -> bool:
@@ -254,7 +254,7 @@ class NarrowMasks(Transform):
                     if narrow is None or not _can_narrow(function, op, narrow):
                         continue
                     draft.done.append(EditRecord("--narrow-masks", name, narrow.name, f"'{op.outputs[0].name}', "
-                                                 f"{op.op_type}: values that are repeated stay as they are"))
+                                                 f"{op.op_type}: the repetition is removed"))
                     editor.replace(op.outputs[0], narrow)
                     editor.remove_if_unused([op])
             _note_nothing(draft, before, "--narrow-masks", name, "no value is repeated for ops that broadcast it")
@@ -262,7 +262,7 @@ class NarrowMasks(Transform):
 
 
 def _note_nothing(draft: Draft, before: int, option: str, function: str, note: str) -> None:
-    """Record that there was nothing to do, if no action was recorded since there were `before`."""
+    """Record that nothing was done if `draft.done` still has `before` records."""
     if len(draft.done) == before:
         draft.done.append(EditRecord(option, function, "", f"nothing to do: {note}", changed=False))
 
@@ -330,10 +330,10 @@ class OneHotRows(Transform):
                     stored = op.op_type in ("gather", "gather_nd") and (is_const(op.x) or is_compressed(op.x))
                     if op.op_type in ("gather", "gather_nd") and not stored and self._replace(mb, op, editor):
                         draft.done.append(EditRecord("--one-hot-rows", name, op.outputs[0].name, "'"
-                                                     f"{op.outputs[0].name}', {op.op_type}: rows are read by a one-hot "
-                                                     "matrix"))
+                                                     f"{op.outputs[0].name}', {op.op_type}: rows are read by a product "
+                                                     "with a one-hot matrix"))
             _note_nothing(draft, before, "--one-hot-rows", name, f"no rows of floats are read at 1 to {self.most} "
-                          "computed places")
+                          "computed positions")
         return [draft]
 
     def _replace(self, mb: RewriteBuilder, op: Operation, editor: BlockEditor) -> bool:

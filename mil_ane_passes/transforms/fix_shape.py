@@ -155,14 +155,14 @@ class FoldSizes(Transform):
                 folded += _fold_evaluated(function, self.evaluate, unpacked)
             if folded:
                 self._record(draft, name, "", f"{_format_op_count(folded)} became constants and "
-                             f"{_format_op_count(dropped)} went with them", exact=self.evaluate is None)
+                             f"{_format_op_count(dropped)} were removed", exact=self.evaluate is None)
             for table in kept:
-                self._record(draft, name, table, f"rows of the compressed '{table}' stay so")
+                self._record(draft, name, table, f"rows of the compressed '{table}' stay compressed")
             for table, nbytes in unpacked.items():
                 self._record(draft, name, table, f"rows of the compressed '{table}' are stored unpacked, {nbytes:,} "
-                             "bytes: they are read at constant places that are not in order")
+                             "bytes: they are read at constant positions that are not consecutive")
             if not folded and not kept:
-                self._record(draft, name, "", "nothing to fold: no value follows from sizes alone", changed=False)
+                self._record(draft, name, "", "nothing to fold: no value depends only on sizes", changed=False)
         return [draft]
 
     def _record(self, draft: Draft, function: str, value: str, note: str, *, exact: bool = True, changed: bool = True
@@ -334,7 +334,7 @@ def _record_changes(
              if var in current}
     sized = sum(then != now for then, now in sizes.values())
     if folded:
-        done("", f"{_format_op_count(folded)} became constants and {_format_op_count(dropped)} went with them; "
+        done("", f"{_format_op_count(folded)} became constants and {_format_op_count(dropped)} were removed; "
                  f"{sized} values got their sizes")
     else:
         done("", f"{sized} values got their sizes")

@@ -99,12 +99,12 @@ class SplitConstantInputs(Transform):
         values = dict.fromkeys(_skip_repetition(var) for var in find_boundary(function, self.names))
         values = {var: None for var in values if var.op is not None}
         if not values and not self.optional:
-            raise InputError(f"{who}: nothing is computed from these alone; expected inputs that are the same for many "
-                             "calls, such as what an encoder returned")
+            raise InputError(f"{who}: no value depends only on these; expected inputs that are the same for many "
+                             "calls, such as the output of an encoder")
         if values:
             listed = ", ".join(f"'{var.name}'" for var in values)
-            draft.done.append(EditRecord("--split-constant-inputs", name, ", ".join(self.names), "computed once, from "
-                                         f"what is the same for all calls: {listed}"))
+            draft.done.append(EditRecord("--split-constant-inputs", name, ", ".join(self.names), "computed once for "
+                                         f"many calls: {listed}"))
         return [var.name for var in values]
 
 

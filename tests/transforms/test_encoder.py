@@ -76,7 +76,7 @@ def test_rows_of_a_compressed_table_in_order_stay_compressed(places, kept):
     program = program_of(compressed_rows(places), x=(1, np.size(places), WIDTH))
     folded, = apply(program, FoldSizes(evaluate_values))
     assert types_of(folded) == ["constexpr_blockwise_shift_scale", *kept]
-    assert "rows of the compressed 'positions' stay so" in folded.done[-1].note
+    assert "rows of the compressed 'positions' stay compressed" in folded.done[-1].note
     report = compare_across_interfaces(program, [folded])
     assert report.equal, str(report)
 

@@ -117,7 +117,7 @@ def test_what_is_the_same_for_all_calls_is_computed_once(decoder, tmp_path, more
 
 @pytest.mark.parametrize(("names", "reason"), [
     (["encode"], "there is no input 'encode' in the model; did you mean 'encoded'?"),
-    (["x"], "nothing is computed from these alone; expected inputs that are the same for many calls"),
+    (["x"], "no value depends only on these; expected inputs that are the same for many calls"),
     (["held"], "'held' is a state, which each call may change; expected inputs"),
 ])
 def test_inputs_that_cannot_be_split_off_are_named(decoder, tmp_path, names, reason):
