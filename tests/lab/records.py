@@ -7,7 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["format_head", "format_row", "format_table", "read_record", "write_record"]
+ROOT = Path(__file__).resolve().parents[2]
+
+__all__ = ["ROOT", "format_head", "format_row", "format_table", "read_record", "write_record"]
 
 
 def read_record(path: Path, default: Any = None) -> Any:
@@ -18,7 +20,9 @@ def read_record(path: Path, default: Any = None) -> Any:
 
 
 def write_record(path: Path, record: Any, indent: int = 1) -> None:
-    path.write_text(json.dumps(record, indent=indent) + "\n", encoding="utf-8")
+    """Write a record; paths of the project's files in its texts become relative to the project."""
+    text = json.dumps(record, indent=indent).replace(f"{ROOT}/", "")
+    path.write_text(text + "\n", encoding="utf-8")
 
 
 def format_row(cells: Iterable[object]) -> str:

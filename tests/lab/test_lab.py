@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 from .__main__ import FUZZ, MUTATION, README, build_readme
 from .fuzz_programs.kinds import KINDS
 from .mutation.mutants import MUTANTS
+from .records import ROOT, read_record, write_record
 
 
 def test_the_readme_is_made_from_the_records():
@@ -29,3 +32,13 @@ def test_the_fuzz_record_is_complete():
     for kind in ("crash", "hang", "out of range", "false alarm", "different", "not verified"):
         assert record["failures"][kind] == 0, kind
     assert len(record["failed"]) == sum(record["failures"].values())
+
+
+def test_records_name_no_path_of_the_machine(tmp_path):
+    """Errors quote the file of a rule, below wherever the project lies."""
+    found = [str(path) for path in Path(__file__).parent.rglob("*.json") if f"{ROOT}/" in path.read_text() or
+             re.search(r"\(/[a-z]+/", path.read_text())]
+    assert not found
+    record = tmp_path / "record.json"
+    write_record(record, {"reason": f"rule x ({ROOT}/mil_ane_passes/x.py:1)"})
+    assert read_record(record) == {"reason": "rule x (mil_ane_passes/x.py:1)"}
