@@ -209,3 +209,38 @@ def test_operands_that_do_not_fit_are_refused_by_their_op() -> None:
                            ({"k": draw(1, 2, 3, 8, 4), "mask": draw(3, 11, 8)}, "matmul 'y'")):
         with pytest.raises(InputError, match=f"^{named}: cannot be computed"):
             Runtime(made)(feeds | {"mask": draw(3, 11, 7)} | changed)
+
+
+def _draw_overlapping(random: np.random.Generator) -> Build:
+    """Return a function with attention whose ops are interleaved with others, and which share operands."""
+    def build(query: Any, key: Any, value: Any) -> Any:
+        pool = [mb.sin(x=query), mb.cos(x=key), value]
+
+        def pick() -> Any:
+            return pool[int(random.integers(max(0, len(pool) - 6), len(pool)))]
+
+        for _ in range(int(random.integers(6, 16))):
+            scores = mb.matmul(x=pick(), y=pick(), transpose_y=bool(random.integers(2)))
+            pool.append(mb.relu(x=pick()) if random.integers(2) else mb.matmul(x=pick(), y=pick()))
+            if random.integers(2):
+                scores = getattr(mb, ["add", "sub", "mul"][int(random.integers(3))])(x=scores, y=pick())
+            weights = mb.softmax(x=scores, axis=-1)
+            pool.append(mb.tanh(x=pick()) if random.integers(2) else weights)
+            pool.append(mb.matmul(x=weights, y=pick()))
+        return tuple(mb.identity(x=each) for each in pool[-3:])
+
+    return build
+
+
+def test_attention_among_others_of_which_it_shares_operands(computed: list[bool]) -> None:
+    """A law on random programs: each variable is kept as long as any attention reads it."""
+    for seed in range(40):
+        random = np.random.default_rng(seed)
+        made = mb.program(input_specs=[mb.TensorSpec((1, 2, 4, 4))] * 3, opset_version=ct.target.iOS17)(
+            _draw_overlapping(random))
+        feeds = {name: draw(number, 1, 2, 4, 4) for number, name in enumerate(("query", "key", "value"))}
+        found = Runtime(made, precision="float32")(feeds)
+        expected = Runtime(made, precision="float32", observer=lambda op, var, value: None)(feeds)
+        for name, value in expected.items():
+            np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5)
+    assert sum(computed) > 40
