@@ -84,6 +84,28 @@ def test_the_first_and_the_last_row_are_in_a_window(row):
     assert compare_programs(_look_up(name, row, 7.0), _look_up(name, row, 7.5)).status == "different"
 
 
+@pytest.mark.parametrize("name", ["from the end", "every other row"])
+def test_a_row_whose_id_no_search_tries_is_read(name):
+    """The id follows from the index by the slope that is measured: a search of ids ends before it."""
+    rows, row, indices = {
+        "from the end": (40_000, 19_998, lambda ids: mb.sub(x=np.int32(39_999), y=ids)),
+        "every other row": (80_000, 39_998, lambda ids: mb.mul(x=ids, y=np.int32(2))),
+    }[name]
+
+    def build(value):
+        table = np.random.default_rng(0).standard_normal((rows, WIDTH)).astype(np.float32)
+        table[row] = value
+
+        @mb.program(input_specs=[mb.TensorSpec((1,), dtype=types.int32)], opset_version=ct.target.iOS17)
+        def program(ids):
+            return mb.identity(x=mb.gather(x=table, indices=indices(ids), axis=0), name="y")
+
+        return program
+
+    found = compare_programs(build(7.0), build(7.5))
+    assert found.status == "different" and "rows of tables that differ" in str(found), str(found)
+
+
 @pytest.mark.parametrize("other", ["gather_nd", "one_hot before matmul", "one_hot before linear", "slice_by_size"])
 def test_a_row_is_read_where_another_op_takes_the_place_of_the_lookup(other):
     """As rewrites replace lookups by products with flags."""
