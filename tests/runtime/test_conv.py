@@ -87,6 +87,20 @@ def test_conv_transpose_with_output_padding(rank: int, groups: int) -> None:
     close(run(build, {"x": x})[0], expected)
 
 
+@pytest.mark.parametrize("batch", [1, 2, 3])
+@pytest.mark.parametrize(("length", "taps", "stride", "dilation"), [(1, 7, 1, 1), (2, 16, 8, 1), (3, 16, 2, 3)])
+def test_conv_transpose_of_a_batch_by_a_large_weight(
+    batch: int, length: int, taps: int, stride: int, dilation: int
+) -> None:
+    """At float64, the whole batch is one matrix product."""
+    x, weight, bias = draw(0, batch, 4, length), draw(1, 4, 24, taps), draw(2, 24)
+    expected = _torch(
+        _CONV_TRANSPOSE[0], x, weight, bias, stride=stride, dilation=dilation, padding=1)
+    options: Any = {"pad_type": "custom", "pad": [1, 1], "strides": [stride], "dilations": [dilation]}
+    found = run(lambda x: mb.conv_transpose(x=x, weight=weight, bias=bias, **options), {"x": x})[0]
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-13)
+
+
 def test_conv_transpose_same_and_asymmetric() -> None:
     x, weight = draw(0, 1, 2, 5), draw(1, 2, 3, 5)
     full = _torch(_CONV_TRANSPOSE[0], x, weight, None, stride=2)  # 13 long

@@ -14,6 +14,9 @@ __all__ = ["add_bias", "compute_conv", "compute_conv_transpose", "compute_pads",
 
 _CONV = (functional.conv1d, functional.conv2d, functional.conv3d)
 _BIAS_SHAPES = {rank: (1, -1, *(1,) * (rank - 2)) for rank in (3, 4, 5)}
+_MIN_WEIGHT_RATIO = 32
+"""The least ratio of the elements of a weight to those of one input of the batch at which `_multiply_and_add_taps` is
+used. Measured on 2 cores: at a ratio of 256, 3 to 4 times as fast as torch; at 64, 1.6 to 1.9 times; at 16, no faster."""
 _CONV_TRANSPOSE = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)
 
 
@@ -104,17 +107,45 @@ def compute_conv_transpose(ins: Any) -> torch.Tensor:
         for axis in range(rank)
     ]
     kept = _find_kept_axes(trivial)
-    y = _CONV_TRANSPOSE[len(kept) - 1](
+    y = _convolve_transposed(
         canonicalize_layout(_drop_trivial_axes(x, kept)),
         canonicalize_layout(_drop_trivial_axes(weight, kept)),
-        None,
-        stride=_select_steps(strides, trivial, kept),
-        dilation=_select_steps(dilations, trivial, kept),
-        groups=ins.value("groups"),
+        _select_steps(strides, trivial, kept),
+        _select_steps(dilations, trivial, kept),
+        ins.value("groups"),
     )
     # A negative amount crops, a positive one extends with zeros.
     crops = [(-starts[axis], starts[axis] + lengths[axis] - full[axis]) for axis in kept]
     return _restore_axes(_pad_spatial(y, crops), rank, kept)
+
+
+def _convolve_transposed(
+    x: torch.Tensor, weight: torch.Tensor, strides: list[int], dilations: list[int], groups: int
+) -> torch.Tensor:
+    """Compute the full transposed convolution over all spatial axes of `x`.
+
+    At float64, torch multiplies each element of a batch with the weight, and reads a large weight from memory each
+    time. One product of the whole batch is then faster, unless the results of the taps, which are added afterwards,
+    are large.
+    """
+    if (x.dtype == torch.float64 and x.dim() == 3 and x.shape[0] > 1 and groups == 1
+            and weight.numel() >= _MIN_WEIGHT_RATIO * x.shape[1] * x.shape[2] > 0):
+        return _multiply_and_add_taps(x, weight, strides[0], dilations[0])
+    return _CONV_TRANSPOSE[x.dim() - 3](x, weight, None, stride=strides, dilation=dilations, groups=groups)
+
+
+def _multiply_and_add_taps(x: torch.Tensor, weight: torch.Tensor, stride: int, dilation: int) -> torch.Tensor:
+    """Compute a transposed convolution of (batch, channels, length) with (channels, outputs, taps) as one product."""
+    batch, channels, length = x.shape
+    _, outputs, taps = weight.shape
+    rows = x.transpose(1, 2).reshape(batch * length, channels) @ weight.reshape(channels, outputs * taps)
+    parts = rows.reshape(batch, length, outputs, taps)
+    reach = (length - 1) * stride + 1
+    y = x.new_zeros(batch, outputs, reach + (taps - 1) * dilation)
+    for tap in range(taps):
+        start = tap * dilation
+        y[:, :, start:start + reach:stride] += parts[..., tap].transpose(1, 2)
+    return y
 
 
 def find_conv_transpose_window(ins: Any, full: list[int], same: list[int]) -> tuple[list[int], list[int]]:
