@@ -121,6 +121,7 @@ class Interpreter:
     def enter_block(self, block: Any, arguments: Iterable[Any]) -> list[tuple[Any, list[int]]]:
         """Bind `arguments` to the inputs of a block; return its ops, each with the values to release after it."""
         self.executed_blocks.add(block)
+        self.prepared.constants.read_ahead(block)
         steps = self.prepared.steps[block]
         for var, value in zip(steps.inputs, arguments):
             self.hold(id(var), value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
+from pathlib import Path
 from typing import Any
 
 import coremltools as ct
@@ -14,7 +15,8 @@ import torch
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import get_new_symbol, types
 
-from mil_ane_passes.runtime import QUIRKS, Runtime, interpreter, missing_ops, registry
+import mil_ane_passes as ane
+from mil_ane_passes.runtime import QUIRKS, Runtime, interpreter, missing_ops, numeric, registry
 from mil_ane_passes.utils.errors import InputError, NotSupported
 from tests.runtime.helpers import draw, program, run, same_bits
 from tests.without_torch import without_torch
@@ -257,6 +259,43 @@ def test_intermediates_are_freed_after_their_last_use(monkeypatch: pytest.Monkey
     monkeypatch.setattr(interpreter.Interpreter, "keep", watched)
     Runtime(made)({"x": X})
     assert most <= 4
+
+
+def test_weights_of_a_package_are_read_before_the_ops_of_their_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between ops, they would take memory that values have left; those of a branch that is not taken are not read."""
+    weights = [np.full((2000, 3), number, np.float32) for number in range(1, 5)]
+
+    def build(x: Any, flag: Any) -> Any:
+        for weight in weights[:2]:
+            x = mb.relu(x=mb.linear(x=mb.linear(x=x, weight=weight), weight=weight.T.copy()))
+        return mb.cond(pred=mb.cast(x=mb.squeeze(x=flag), dtype="bool"),
+                       _true_fn=lambda: mb.linear(x=x, weight=weights[2]),
+                       _false_fn=lambda: mb.linear(x=x, weight=weights[3]), name="y")
+
+    feeds = {"x": X, "flag": np.ones(1, np.float32)}
+    model = ct.convert(program(build, feeds), compute_precision=ct.precision.FLOAT32, skip_model_load=True,
+                       minimum_deployment_target=ct.target.iOS17)
+    model.save(str(tmp_path / "model.mlpackage"))
+    events: list[Any] = []
+    read = numeric.read_once
+
+    def record_read(array: Any) -> Any:
+        if array.flat[0]:  # a bias is 0
+            events.append(float(array.flat[0]))
+        return read(array)
+
+    monkeypatch.setattr(numeric, "read_once", record_read)
+    runtime = Runtime(ane.load(tmp_path / "model.mlpackage").program,
+                      observer=lambda op, var, value: events.append(op.op_type), precision="float32")
+    runtime(feeds)
+    first = [each for each in events if each != "cast"].index("linear")
+    assert sorted(events[:first]) == [1.0, 1.0, 2.0, 2.0], events
+    assert [each for each in events[first:] if isinstance(each, float)] == [3.0], events
+    events.clear()
+    runtime(feeds | {"flag": np.zeros(1, np.float32)})
+    assert [each for each in events if isinstance(each, float)] == [4.0], events
 
 
 def test_a_program_that_coremltools_converted_runs() -> None:

@@ -16,7 +16,7 @@ _CONV = (functional.conv1d, functional.conv2d, functional.conv3d)
 _BIAS_SHAPES = {rank: (1, -1, *(1,) * (rank - 2)) for rank in (3, 4, 5)}
 _MIN_WEIGHT_RATIO = 32
 """The least ratio of the elements of a weight to those of one input of the batch at which `_multiply_and_add_taps` is
-used. Measured on 2 cores: at a ratio of 256, 3 to 4 times as fast as torch; at 64, 1.6 to 1.9 times; at 16, no faster."""
+used. Measured on 2 cores: 3 to 4 times as fast as torch at a ratio of 256, 1.6 to 1.9 times at 64, no faster at 16."""
 _CONV_TRANSPOSE = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)
 
 
