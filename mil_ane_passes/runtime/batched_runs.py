@@ -49,7 +49,9 @@ class BatchedShapes(Quirk):
         return bool(op.op_type == "reshape")
 
     def operands(self, op: Any, inputs: Any) -> Any:
-        return _BatchedInputs(inputs, self._count)
+        # A constant that is reshaped at run time, such as compressed weights, has the rows of one run.
+        is_batched = inputs["x"].shape[0] == op.x.shape[0] * self._count if op.x.rank else False
+        return _BatchedInputs(inputs, self._count) if is_batched else inputs
 
 
 class _BatchedInputs:

@@ -44,6 +44,8 @@ BATCHED = {
     "matmul of two values": lambda x: mb.matmul(x=x, y=x, transpose_y=True),
     "layer norm": lambda x: mb.layer_norm(x=x, axes=[2], gamma=make_weight(5), beta=make_weight(5)),
     "constants that are computed": lambda x: mb.add(x=x, y=mb.tile(x=make_weight(1, 1), reps=[3, 1])),
+    "a constant that is reshaped": lambda x: mb.matmul(
+        x=x, y=mb.reshape(x=mb.tile(x=make_weight(1, 30), reps=[1, 2]), shape=[1, 5, -1])),
     "places": lambda x: mb.gather(x=x, indices=np.int32([2, 0]), axis=1),
     "lookup": lambda x: mb.gather(x=TABLE, axis=0, indices=mb.cast(
         x=mb.clip(x=x, alpha=np.float16(0), beta=np.float16(9)), dtype="int32")),
