@@ -341,7 +341,7 @@ class _Judge:
         if self.promised.exactness is not Exactness.APPROXIMATE:
             allowed = self._propagated(name, old)
             good = (_distance(old, new) <= allowed) | (False if truth is None else new == truth)
-            return describe_worst_element(name, old, new, allowed, bool(np.all(good)))
+            return describe_worst_element(name, old, new, allowed, bool(np.all(good)), failed=~good)
         changed = int(np.count_nonzero(old != new))
         most = self.promised.moves * old.size
         return OutputDifference(name, False, changed <= most,
@@ -372,9 +372,9 @@ class _Judge:
             lost = ~np.isfinite(new)
             good, new = good | lost, np.where(lost, old, new)  # so that the worst element is one that is judged
         if not np.any(fixed):
-            return describe_worst_element(name, old, new, allowed, bool(np.all(good)))
+            return describe_worst_element(name, old, new, allowed, bool(np.all(good)), failed=~good)
         rest = np.where(fixed, old, new)  # so that the worst element is one that is not fixed
-        found = describe_worst_element(name, old, rest, allowed, bool(np.all(good | fixed)))
+        found = describe_worst_element(name, old, rest, allowed, bool(np.all(good | fixed)), failed=~(good | fixed))
         return replace(found, fixed=int(np.count_nonzero(fixed)))
 
     def _allowed(self, old: Array, truth: Array | None) -> Array:
@@ -427,11 +427,12 @@ def _find_same_bits(old: Array, new: Array) -> Array:
 
 
 def describe_worst_element(
-    name: str, old: Array, new: Array, allowed: Array, passed: bool, unit_of: Any = None
+    name: str, old: Array, new: Array, allowed: Array, passed: bool, unit_of: Any = None, failed: Array | None = None
 ) -> OutputDifference:
     """Describe the element with the largest difference, for arrays of equal shape.
 
-    `unit_of` is the dtype in whose units in the last place `ulps` is counted, if it is not the dtype of `old`.
+    `unit_of` is the dtype in whose units in the last place `ulps` is counted, if it is not the dtype of `old`. Only the
+    elements that `failed` are considered, if there are any: a larger difference may be allowed elsewhere.
     """
     if not old.size:
         return OutputDifference(name, old.dtype == new.dtype, passed)
@@ -439,7 +440,10 @@ def describe_worst_element(
     with np.errstate(invalid="ignore"):
         gap = np.abs(new64 - old64)
     gap = np.where(np.isnan(gap), np.where(np.isnan(old64) & np.isnan(new64) | (old64 == new64), 0.0, np.inf), gap)
-    at = int(np.argmax(gap)) if np.max(gap) > 0 else int(np.argmax(np.signbit(old64) != np.signbit(new64)))
+    if failed is not None and np.any(failed):
+        at = int(np.argmax(np.where(failed, gap, -1.0)))
+    else:
+        at = int(np.argmax(gap) if np.max(gap) > 0 else np.argmax(np.signbit(old64) != np.signbit(new64)))
     index = tuple(int(i) for i in np.unravel_index(at, old.shape))
     value = old64[index]
     distance = float(gap[index])

@@ -36,6 +36,16 @@ def put(array, value, at=(1, 2)):
     return changed
 
 
+def test_the_element_that_fails_is_described_not_a_larger_difference_that_is_allowed():
+    """A step of a quantization may move where the rewrites declare it, and not beside."""
+    moved = np.zeros(TRUTH.shape)
+    moved[0, 0] = 1.0
+    (found,) = compare_outputs({"y": TRUTH}, {"y": put(put(TRUTH, TRUTH[0, 0] + 1.5, (0, 0)), TRUTH[3, 5] + 0.25, (3, 5))},
+                               ROUNDING, moved={"y": moved})
+    assert not found.passed and found.index == (3, 5) and found.absolute > found.allowed
+    assert "differs by 0.25" in str(found)
+
+
 @pytest.mark.parametrize("exactness", Exactness)
 @pytest.mark.parametrize("values", [[1.0, -2.0], [0.0, -0.0], [np.inf, -np.inf], [np.nan, 1.0]])
 def test_the_same_bits_are_equal(exactness, values):
