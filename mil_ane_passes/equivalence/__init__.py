@@ -51,6 +51,10 @@ elements are extreme and the others ordinary, so that most results stay comparab
   If constant tables of the two programs differ (also compressed ones), the ids of the rows that differ most, whether
   rows are gathered, sliced or multiplied by flags. If integers are compared with constants (limits of masks, lengths,
   periods), integers at, above and below up to six of these.
+- Floats, also states, that only one of the programs compares with a constant (scores with a threshold, limits of clip
+  and maximum): feeds are searched at which the compared value is just below and just above the constant, by moving and
+  scaling all float inputs together. Values that need more than 256 ops, or that large tensors lie before, are left to
+  the draws.
 - Symbolic dimensions: 1, 2, 7, 257 if that is cheap, and the largest size that an option of a rewrite allows, all
   within the declared ranges. In normal draws they are 16 and 41.
 

@@ -30,6 +30,7 @@ from .input_domains import infer_input_domains
 from .interval_propagation import ANY_VALUE, Interval
 
 __all__ = [
+    "FLOAT_THRESHOLDS",
     "INDICES",
     "LOW",
     "ROWS",
@@ -47,7 +48,7 @@ Array = np.ndarray[Any, Any]
 
 WIDE, SPECIAL, TIES, INDICES, SIZES = "wide range", "NaN and infinities", "ties", "indices", "sizes"
 LOW = "far below zero"
-ROWS, THRESHOLDS = "rows of tables that differ", "thresholds"
+ROWS, THRESHOLDS, FLOAT_THRESHOLDS = "rows of tables that differ", "thresholds", "thresholds of floats"
 WIDE_AND_TIES = "wide range and ties"
 "One run instead of two, for functions with long runs: wide range in the first half of each input, ties in the rest."
 _MIN_LONG_RUN_ELEMENTS = 1 << 22
@@ -63,6 +64,7 @@ _DESCRIPTIONS = {
     LOW: "one in four channels, images or rows below -20000",
     ROWS: "ids of the rows in which tables of the two programs differ most",
     THRESHOLDS: "integers at, above and below the constants that they are compared with",
+    FLOAT_THRESHOLDS: "floats just below and above the constants that only one of the programs compares them with",
     INDICES: "indices from -n to n - 1, other integers negative and up to 1000",
 }
 "Description of each kind of feeds in the report."

@@ -42,6 +42,7 @@ from .execution import (
     execute_plans,
 )
 from .feeds import get_symbol_sizes
+from .float_threshold_feeds import build_float_threshold_plans
 from .interface_widths import find_interface_widths, holds_floats, round_feeds, round_results
 from .lookup_feeds import build_table_row_plans
 from .propagate import (
@@ -309,6 +310,7 @@ def compare_programs(
     if feeds is None and promised.accuracy is None and promised.exactness is not Exactness.APPROXIMATE:
         drawn += build_table_row_plans(before, after, describe, ranges)
         drawn += build_threshold_plans(before, after, describe, ranges)
+        drawn += build_float_threshold_plans(before, after, describe, ranges)
     made = [round_feeds(plan, across) for plan in (*further, *drawn) if only in (None, (plan.function, plan.label))]
     regions = RegionLog() if digests else None
     old, new = _execute_both(before, after, made, precisions, progress, quirks, mapping or {}, promised, regions)

@@ -21,7 +21,7 @@ from .feeds import get_symbol_sizes, list_shape_choices, make_feeds, make_state
 from .input_domains import limit_input_domains
 from .interval_propagation import Interval
 
-__all__ = ["IdUse", "build_table_row_plans", "find_id_uses"]
+__all__ = ["IdUse", "build_table_row_plans", "find_id_uses", "list_needed_ops"]
 
 Array = np.ndarray[Any, Any]
 
@@ -218,7 +218,7 @@ class _IndexProgram:
 
     def __init__(self, program: Program, function: str, indices: Var, feeds: Mapping[str, Array]) -> None:
         self._program, self._function, self._indices, self._feeds = program, function, indices, feeds
-        ops = _list_needed_ops(indices)
+        ops = list_needed_ops(indices)
         self._ops = ops or []
         read = {indices, *(each for op in self._ops for each in get_flat_inputs(op))}
         self._inputs = [] if ops is None else [
@@ -295,16 +295,16 @@ class _IndexProgram:
         return []
 
 
-def _list_needed_ops(var: Var) -> list[Operation] | None:
-    """Return the ops of the function that compute `var`, in their order; None where they are more than integers need:
-    many, with blocks, or of many elements."""
+def list_needed_ops(var: Var, most: int = _MAX_INDEX_OPS) -> list[Operation] | None:
+    """Return the ops of the function that compute `var`, in their order; None where they are too expensive to run many
+    times: more than `most`, with blocks, or of many elements."""
     needed: set[Operation] = set()
     pending = [var]
     while pending:
         op = pending.pop().op
         if op is None or op in needed or is_const_or_compressed(op.outputs[0]):
             continue
-        if len(needed) == _MAX_INDEX_OPS or op.blocks or any(each.rank and math.prod(
+        if len(needed) == most or op.blocks or any(each.rank and math.prod(
                 size if isinstance(size, int) else 1 for size in each.shape) > _MAX_INDICES for each in op.outputs):
             return None
         needed.add(op)

@@ -202,12 +202,14 @@ class Runtime:
         return machine.precision.numpy(machine.operand(var), var.dtype)
 
     @synchronized
-    def compute(self, var: Any, ops: Sequence[Any], feeds: Mapping[str, Any]) -> np.ndarray[Any, Any]:
+    def compute(
+        self, var: Any, ops: Sequence[Any], feeds: Mapping[str, Any], state: Mapping[str, Any] | None = None
+    ) -> np.ndarray[Any, Any]:
         """Run only `ops` and return the value of `var`, a variable of the function's outermost block that needs them.
 
-        States are read as zeros. Raises InputError as a call does.
+        States that `state` does not contain are read as zeros; none is updated. Raises InputError as a call does.
         """
-        call = self.start_call(feeds, None)
+        call = self.start_call(feeds, dict(state or {}))
         for given, value in zip(self._block.inputs.values(), call.arguments):
             call.machine.hold(id(given), value)
         for op in ops:

@@ -40,8 +40,8 @@ def test_the_element_that_fails_is_described_not_a_larger_difference_that_is_all
     """A step of a quantization may move where the rewrites declare it, and not beside."""
     moved = np.zeros(TRUTH.shape)
     moved[0, 0] = 1.0
-    (found,) = compare_outputs({"y": TRUTH}, {"y": put(put(TRUTH, TRUTH[0, 0] + 1.5, (0, 0)), TRUTH[3, 5] + 0.25, (3, 5))},
-                               ROUNDING, moved={"y": moved})
+    new = put(put(TRUTH, TRUTH[0, 0] + 1.5, (0, 0)), TRUTH[3, 5] + 0.25, (3, 5))
+    (found,) = compare_outputs({"y": TRUTH}, {"y": new}, ROUNDING, moved={"y": moved})
     assert not found.passed and found.index == (3, 5) and found.absolute > found.allowed
     assert "differs by 0.25" in str(found)
 

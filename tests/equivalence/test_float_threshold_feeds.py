@@ -1,0 +1,117 @@
+"""Feeds at floats that only one of two programs compares with a constant: draws rarely lie between two thresholds."""
+
+from __future__ import annotations
+
+import coremltools as ct
+import numpy as np
+import pytest
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import types
+
+from mil_ane_passes.equivalence.equivalence import compare_programs
+from mil_ane_passes.equivalence.float_threshold_feeds import build_float_threshold_plans
+
+WEIGHT = np.random.default_rng(0).standard_normal((6, 6)).astype(np.float32)
+
+
+def build(body, *shapes, states=()):
+    specs = [mb.TensorSpec(shape, dtype=types.fp32) for shape in shapes]
+    specs += [mb.StateTensorSpec(shape, dtype=types.fp16) for shape in states]
+    program = mb.program(input_specs=specs, opset_version=ct.target.iOS18)(body)
+    program.functions["main"].outputs[0].name = "y"
+    return program
+
+
+def to_floats(flags):
+    return mb.cast(x=flags, dtype="fp32")
+
+
+def below(threshold, scale=1.0):
+    return build(lambda x: to_floats(mb.less(x=mb.mul(x=x, y=np.float32(scale)), y=np.float32(threshold))), (1, 3))
+
+
+def score(threshold):
+    """The flags of scores above a threshold, as of a detector."""
+    return build(lambda x: to_floats(mb.greater(x=mb.sigmoid(x=x), y=np.float32(threshold))), (1, 4))
+
+
+def loud(threshold):
+    """A frame that is kept if its mean is above a threshold."""
+    return build(lambda x: mb.mul(x=x, y=to_floats(mb.greater_equal(
+        x=mb.reduce_mean(x=x, axes=[1, 2, 3], keep_dims=True), y=np.float32(threshold)))), (1, 3, 32, 32))
+
+
+def energy(limit):
+    return build(lambda x: mb.minimum(
+        x=mb.reduce_sum_square(x=mb.linear(x=x, weight=WEIGHT), axes=[1]), y=np.float32(limit)), (1, 6))
+
+
+def branch(threshold):
+    return build(lambda x: mb.cond(
+        pred=mb.greater(x=mb.reduce_max(x=x, keep_dims=False), y=np.float32(threshold)),
+        _true_fn=lambda: mb.mul(x=x, y=np.float32(2)), _false_fn=lambda: mb.identity(x=x)), (1, 8))
+
+
+def clipped(limit):
+    return build(lambda x: mb.clip(
+        x=mb.linear(x=x, weight=WEIGHT), alpha=np.float32(0), beta=np.float32(limit)), (1, 6))
+
+
+def counted(limit):
+    """A gate that closes at a step that a state counts."""
+    def body(x, s):
+        count = mb.read_state(input=s)
+        mb.coreml_update_state(state=s, value=mb.add(x=count, y=np.float16(1)))
+        return mb.mul(x=x, y=to_floats(mb.less(x=count, y=np.float16(limit))))
+    return build(body, (1, 4), states=[(1,)])
+
+
+def wrapped(period):
+    """A place in a ring of rows that a state counts."""
+    def body(x, s):
+        place = mb.mod(x=mb.cast(x=mb.read_state(input=s), dtype="int32"), y=np.int32(period))
+        return mb.mul(x=x, y=to_floats(place))
+    return build(body, (1, 4), states=[(1,)])
+
+
+PAIRS = {
+    "a score": (score(0.25), score(0.27)),
+    "a threshold of the input": (below(3.0), below(3.1)),
+    "a mean": (loud(0.5), loud(0.6)),
+    "an energy": (energy(2000.0), energy(2001.0)),
+    "a branch": (branch(5.0), branch(6.0)),
+    "a limit of clip": (clipped(6.0), clipped(6.001)),
+    "a large limit of clip": (clipped(5000.0), clipped(5001.0)),
+    "a step that a state counts": (counted(50), counted(51)),
+    "a period of a state": (wrapped(64), wrapped(60)),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_what_depends_on_a_threshold_of_floats_is_seen(name):
+    for before, after in (PAIRS[name], PAIRS[name][::-1]):
+        assert compare_programs(before, after).status == "different"
+
+
+def test_equal_thresholds_need_no_runs():
+    for before, _ in PAIRS.values():
+        assert not build_float_threshold_plans(before, before, lambda name: None)
+
+
+def test_a_threshold_in_another_form_is_equal():
+    """Values just below and just above the threshold tell the two apart only if they differ."""
+    after = build(lambda x: to_floats(mb.less(
+        x=np.float32(1), y=mb.mul(x=mb.sigmoid(x=x), y=np.float32(4)))), (1, 4))
+    found = compare_programs(score(0.25), after)
+    assert found.equal and any("just below and above" in each for each in found.sampled)
+
+
+def test_floats_are_within_the_ranges_of_the_user():
+    before, after = PAIRS["a threshold of the input"]
+    assert compare_programs(before, after, ranges={"x": (-1.0, 1.0)}).equal
+    plans = build_float_threshold_plans(before, after, lambda name: None, {"x": (-1.0, 3.05)})
+    assert plans and all(plan.feeds["x"].max() <= np.float32(3.05) for plan in plans)
+
+
+def test_values_that_no_feeds_move_have_no_runs():
+    assert not build_float_threshold_plans(below(1.0, 0.0), below(2.0, 0.0), lambda name: None)
