@@ -196,7 +196,8 @@ INVISIBLE = {
     "behind a relu that is always 0": (
         lambda x: mb.relu(x=mb.sub(x=mb.mul(x=mb.tanh(x=x), y=half(1)), y=half(2))),
         lambda x: mb.relu(x=mb.sub(x=mb.mul(x=mb.tanh(x=x), y=half(0.5)), y=half(2)))),
-    "at one number": (same, lambda x: mb.select(cond=mb.equal(x=x, y=half(0.123)), a=half(0), b=x)),
+    "at one number": (same, lambda x: mb.add(x=x, y=mb.exp(x=mb.mul(
+        x=half(-1), y=mb.square(x=mb.mul(x=mb.sub(x=x, y=half(0.123)), y=half(60000))))))),
 }
 
 
