@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from coremltools.converters.mil.mil import Function, Operation, Program, Var, types
 
-from ..ir.query import get_consumers, get_flat_inputs, get_static_shape, is_compressed, is_const
+from ..ir.query import get_const_value, get_consumers, get_flat_inputs, get_static_shape, is_compressed, is_const
 from ..package.interface import get_feature
 from ..utils.errors import InputError
 from ..utils.option_spelling import format_option_values
@@ -215,6 +215,13 @@ def _find_rows(function: Function, states: tuple[str, ...], where: str) -> int:
             raise InputError(f"{where}: the op '{op.outputs[0].name}' (slice_update) writes at a place modulo a number "
                              f"('{wrapped.outputs[0].name}', {wrapped.op_type}), as the cache of a sliding window; "
                              "expected rows at a place that rises: convert the source model without a sliding window")
+        axis = _find_written_axis(op) if op.op_type == "slice_update" else None
+        if axis is not None and axis != op.x.rank - 2:
+            shape = format_sizes(get_sizes(op.x.sym_type) or ())
+            raise InputError(f"{where}: the op '{op.outputs[0].name}' (slice_update) writes the rows of new tokens along "
+                             f"axis {axis} of {shape}; expected a cache of (..., rows, width), with the heads in front "
+                             "of the rows: convert the source model with keys and values that are transposed before "
+                             "they are written")
     shapes = [get_static_shape(function.inputs[each]) for each in states]
     if not states:
         raise InputError(f"{where}: the model has no states; expected a cache of keys and values in states")
@@ -229,6 +236,17 @@ def _find_rows(function: Function, states: tuple[str, ...], where: str) -> int:
                          "with the same rows and width")
     (found, _), = (each for each in rows if each is not None)
     return int(found)
+
+
+def _find_written_axis(op: Operation) -> int | None:
+    """Return the only axis on which a slice_update begins or ends at a computed place; None if it is not one axis."""
+    axes: set[int] = set()
+    for var, name in ((op.begin, "begin_mask"), (op.end, "end_mask")):
+        values = list(var.op.values) if var.op is not None and var.op.op_type == "concat" else []
+        if len(values) == op.x.rank:  # one number for each axis
+            open_ends = get_const_value(op.inputs.get(name), [False] * len(values))
+            axes.update(axis for axis, each in enumerate(values) if not is_const(each) and not open_ends[axis])
+    return axes.pop() if len(axes) == 1 else None
 
 
 def _iterate_wraps(op: Operation) -> Iterator[Operation]:

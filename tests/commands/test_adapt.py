@@ -892,6 +892,30 @@ def test_caches_of_different_rows_are_those_of_a_sliding_window():
         recognize_decoder(program, "a program")
 
 
+def test_rows_in_front_of_the_heads_are_named():
+    """The heads were taken for the rows: 'the cache has 2 rows; convert the source model again for more'."""
+    from mil_ane_passes.transforms.decoder import recognize_decoder
+
+    steps, length = get_new_symbol(), get_new_symbol()
+
+    @mb.program(input_specs=[
+        mb.TensorSpec((1, steps), dtype=types.int32), mb.TensorSpec((1, 1, steps, length), dtype=types.fp16),
+        mb.StateTensorSpec((1, ROWS, 2, WIDTH), dtype=types.fp16)], opset_version=ct.target.iOS18)
+    def program(ids, mask, cache):
+        x = mb.gather(x=normal(9, WIDTH).astype(np.float16), indices=ids, axis=0)
+        end, count = (mb.slice_by_index(x=mb.shape(x=mask), begin=[at], end=[at + 1]) for at in (3, 2))
+        zero, keeps = np.zeros(1, np.int32), [True, False, True, True]
+        begin, end = (mb.concat(values=[zero, at, zero, zero], axis=0) for at in (mb.sub(x=end, y=count), end))
+        new = mb.slice_update(x=mb.read_state(input=cache), update=mb.tile(x=mb.expand_dims(x=x, axes=[2]), reps=[
+            1, 1, 2, 1]), begin=begin, end=end, begin_mask=keeps, end_mask=keeps, name="written")
+        held = mb.reduce_sum(x=mb.coreml_update_state(state=cache, value=new))
+        return mb.mul(x=x, y=mb.reduce_sum(x=mb.softmax(x=mb.add(x=mask, y=held), axis=-1), axes=[1, 3]), name="logits")
+
+    with pytest.raises(ane.InputError, match="'written' .slice_update. writes the rows of new tokens along axis 1 of "
+                                             ".*; expected a cache of .*rows, width., with the heads in front"):
+        recognize_decoder(program, "a program")
+
+
 def test_several_functions_are_refused(tmp_path, capsys):
     source = make_decoder(tmp_path / "source.mlpackage")
     both = with_functions(tmp_path / "both.mlpackage", {"one": source, "two": source}, "one")
