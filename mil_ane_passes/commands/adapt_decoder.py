@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._version import __version__
-from ..report.decoder.generate import read_rows
+from ..report.decoder.generate import read_rows, select_last_row
 from ..utils.errors import InputError
 from ..utils.option_spelling import format_option, format_option_values
 from ..utils.text_format import escape_text, format_count, format_markdown_code, format_swift_string
@@ -652,7 +652,7 @@ def _run_source(
         state |= {name: found[output] for name, output in structure.caches.items()}
     else:
         found = original(feeds, state)
-    return np.asarray(found[structure.logits], np.float64).reshape(len(ids), -1)[-1]
+    return select_last_row(found[structure.logits], len(ids)).astype(np.float64)
 
 
 def _describe_calls(part: Mapping[str, Any]) -> str:

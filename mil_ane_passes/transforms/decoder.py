@@ -218,10 +218,10 @@ def _find_rows(function: Function, states: tuple[str, ...], where: str) -> int:
         axis = _find_written_axis(op) if op.op_type == "slice_update" else None
         if axis is not None and axis != op.x.rank - 2:
             shape = format_sizes(get_sizes(op.x.sym_type) or ())
-            raise InputError(f"{where}: the op '{op.outputs[0].name}' (slice_update) writes the rows of new tokens along "
-                             f"axis {axis} of {shape}; expected a cache of (..., rows, width), with the heads in front "
-                             "of the rows: convert the source model with keys and values that are transposed before "
-                             "they are written")
+            raise InputError(f"{where}: the op '{op.outputs[0].name}' (slice_update) writes the rows of new tokens "
+                             f"along axis {axis} of {shape}; expected a cache of (..., rows, width), with the heads in "
+                             "front of the rows: convert the source model with keys and values that are transposed "
+                             "before they are written")
     shapes = [get_static_shape(function.inputs[each]) for each in states]
     if not states:
         raise InputError(f"{where}: the model has no states; expected a cache of keys and values in states")

@@ -430,7 +430,7 @@ def make_decoder(path, **options):
 
 
 def decoder(*, batch=1, mask=True, ids=True, state=True, extra=None, extra_rows=1, outputs=1, end=None, write=True,
-            ring=False, activation=False, palette=False):
+            ring=False, activation=False, palette=False, last=False):
     """A decoder of one attention over its own cache, or one that lacks something."""
     steps, length = get_new_symbol(), get_new_symbol() if end is None else end
     specs = {"ids": mb.TensorSpec((batch, steps), dtype=types.int32) if ids else mb.TensorSpec(
@@ -463,6 +463,9 @@ def decoder(*, batch=1, mask=True, ids=True, state=True, extra=None, extra_rows=
         scores = mb.add(x=scores, y=mask_values) if mask else mb.mul(x=scores, y=mb.exp(x=mask_values))
         mixed = mb.matmul(x=mb.softmax(x=scores, axis=-1), y=keys)
         mixed = mb.squeeze(x=mixed, axes=[1])
+        if last:
+            mixed = mb.slice_by_index(x=mixed, begin=[0, -1, 0], end=[0, 0, 0], begin_mask=[True, False, True],
+                                      end_mask=[True, True, True])
         if palette:
             codes = (np.arange(8 * WIDTH) * 5 % 16).reshape(8, WIDTH).astype(types.np_uint4_dtype)
             return mb.linear(x=mixed, weight=mb.constexpr_lut_to_dense(
@@ -781,6 +784,20 @@ def test_the_table_of_embeddings_is_a_file_that_the_script_reads(tmp_path, name)
         function, = ane.load(package).program.functions.values()
         assert "ids" not in function.inputs
     assert "row(of: token)" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_logits_of_the_last_token_alone(tmp_path):
+    """As models return them to save the products of the others: this was an internal error."""
+    from mil_ane_passes.report.decoder.generate import Decoder, open_by
+
+    found = []
+    for name, last in (("all", False), ("last", True)):
+        source = make_decoder(tmp_path / f"{name}.mlpackage", last=last)
+        report = ane.adapt(source, tmp_path / name, prefill=3)
+        assert report.status == "written" and report.tokens, str(report)
+        decoder = Decoder(tmp_path / name, open_by("reference"))
+        found.append([decoder.feed([8, 0, 3, 5]), decoder.feed([1, 2, 7])])
+    assert np.abs(np.subtract(*found)).max() < 0.01
 
 
 def test_the_embedding_as_a_product_of_one_hot_rows(tmp_path):

@@ -137,7 +137,7 @@ class Decoder:
             rows[each["axis"]] = slice(self.position, self.position + len(ids))
             self.caches[each["input"]][tuple(rows)] = results[each["output"]]
         self.position += len(ids)
-        tiles = [np.asarray(results[name]).reshape(len(ids), -1)[-1] for name in self.manifest["outputs"]["logits"]]
+        tiles = [select_last_row(results[name], len(ids)) for name in self.manifest["outputs"]["logits"]]
         return np.concatenate(tiles).astype(np.float32)
 
     def _run(self, parts: Sequence[dict[str, Any]], models: Sequence[Any], feeds: dict[str, Any]) -> dict[str, Any]:
@@ -156,6 +156,12 @@ class Decoder:
         last = np.arange(self.position, self.position + count)[:, None]
         rows = np.where(np.arange(shape[-1])[None] <= last, 0.0, mask["hidden"])
         return np.broadcast_to(rows, shape).astype(mask["dtype"])
+
+
+def select_last_row(logits: Any, count: int) -> Any:
+    """Return the logits of the last of `count` tokens. Some models return no others."""
+    array = np.asarray(logits)
+    return array.reshape(count if count in array.shape[:-1] else 1, -1)[-1]
 
 
 def read_fixed(inputs: dict[str, Any], values: Any) -> dict[str, Any]:
