@@ -7,8 +7,10 @@ pass for the same.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -39,6 +41,8 @@ _MAX_THRESHOLDS = 4
 "The most thresholds of a function to search feeds for: two runs each."
 _MAX_OPS = 256
 "The most ops between inputs and a comparison: they are computed some 80 times for each threshold."
+_MAX_ELEMENTS = 1 << 24
+"The most elements of weights and values that they read: a computation takes some 10 ms."
 _STEPS = tuple(mantissa * 10.0 ** exponent for exponent in range(-2, 5) for mantissa in (1, 3))
 _MAX_HALVINGS, _DISTANCE = 40, 1e-4
 "A value counts as near a threshold at this fraction of its magnitude: a smaller change of a threshold is not found."
@@ -60,14 +64,16 @@ def build_float_threshold_plans(
         programs = before, after
         thresholds = [list(_iterate_thresholds(program.functions[name])) for program in programs]
         counts = [Counter(key for key, _ in each) for each in thresholds]
-        wanted = [(program, dict(own)[key], key[1])
+        wanted = [(program, dict(reversed(own))[key], key[1])  # of a threshold in several places, the first
                   for program, own, more in zip(programs, thresholds, (counts[0] - counts[1], counts[1] - counts[0]))
                   for key in more]
         if not wanted:
             continue
         draw = _Draw(function, describe(name), ranges or {})
-        for program, var, number in wanted[:_MAX_THRESHOLDS]:
-            for step, move in _search_crossing(program, name, var, number, draw):
+        searches = ((program, ops, var, number) for program, var, number in wanted
+                    if (ops := _list_cheap_ops(program.functions[name], var, draw)) is not None)
+        for program, ops, var, number in islice(searches, _MAX_THRESHOLDS):
+            for step, move in _search_crossing(program, name, ops, var, number, draw):
                 feeds, state = draw.move(move, step)
                 made.append(Plan(name, f"{FLOAT_THRESHOLDS} {len(made)}", feeds, state, typed=False,
                                  adversarial=FLOAT_THRESHOLDS))
@@ -123,20 +129,26 @@ class _Draw:
         return np.asarray(moved.clip(-largest, largest).astype(drawn.dtype))
 
 
+def _list_cheap_ops(function: Function, var: Var, draw: _Draw) -> list[Operation] | None:
+    """Return the ops that compute `var` from moved inputs; None if it depends on none, or is too costly to compute."""
+    ops = list_needed_ops(var, _MAX_OPS)
+    read = {var, *(each for op in ops or () for each in get_flat_inputs(op))}
+    if ops is None or not any(function.inputs[name] in read for name in draw.moved):
+        return None
+    elements = sum(math.prod(size for size in get_type_info(each).shape or () if isinstance(size, int))
+                   for each in read if get_type_info(each).is_tensor)
+    return ops if elements <= _MAX_ELEMENTS else None
+
+
 def _search_crossing(
-    program: Program, function: str, var: Var, number: float, draw: _Draw
+    program: Program, function: str, ops: Sequence[Operation], var: Var, number: float, draw: _Draw
 ) -> list[tuple[float, _Move]]:
     """Return two moves of the draw between which an element of `var` crosses `number`, close to it.
 
-    Empty if no move reaches it, or if `var` cannot be computed or only by too many ops.
+    Empty if no move reaches it, or if `ops`, which compute `var`, end with an error.
     """
     from ..runtime import Runtime
 
-    ops = list_needed_ops(var, _MAX_OPS)
-    read = {var, *(each for op in ops or () for each in get_flat_inputs(op))}
-    inputs = program.functions[function].inputs
-    if ops is None or not any(inputs[name] in read for name in draw.moved):
-        return []
     runtime = Runtime(program, function=function, precision="float64", keeps_constants=True)
 
     def measure(move: _Move, step: float) -> Array:

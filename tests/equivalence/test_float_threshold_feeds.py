@@ -8,6 +8,7 @@ import pytest
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import types
 
+from mil_ane_passes.equivalence import float_threshold_feeds
 from mil_ane_passes.equivalence.equivalence import compare_programs
 from mil_ane_passes.equivalence.float_threshold_feeds import build_float_threshold_plans
 
@@ -115,3 +116,25 @@ def test_floats_are_within_the_ranges_of_the_user():
 
 def test_values_that_no_feeds_move_have_no_runs():
     assert not build_float_threshold_plans(below(1.0, 0.0), below(2.0, 0.0), lambda name: None)
+
+
+def test_thresholds_that_no_feeds_move_leave_room_for_others():
+    def counted(threshold, offset):
+        @mb.program(input_specs=[mb.TensorSpec((1, 3), dtype=types.int32), mb.TensorSpec((1, 3))],
+                    opset_version=ct.target.iOS18)
+        def program(ids, x):
+            found = mb.greater(x=mb.sigmoid(x=x), y=np.float32(threshold))
+            for number in range(5):
+                found = mb.logical_and(x=found, y=mb.less(x=ids, y=np.int32(1000 + number + offset)))
+            return mb.cast(x=found, dtype="fp32", name="y")
+        return program
+
+    found = build_float_threshold_plans(counted(0.25, 0), counted(0.27, 100), lambda name: None)
+    assert len(found) == 4  # two for each program's threshold of the score
+
+
+def test_what_is_costly_to_compute_is_not_searched(monkeypatch):
+    before, after = PAIRS["an energy"]
+    assert build_float_threshold_plans(before, after, lambda name: None)
+    monkeypatch.setattr(float_threshold_feeds, "_MAX_ELEMENTS", WEIGHT.size)
+    assert not build_float_threshold_plans(before, after, lambda name: None)
