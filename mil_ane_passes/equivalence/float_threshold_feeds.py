@@ -1,5 +1,5 @@
 """Feeds at which values that are computed from floats are just below and just above the constants that only one of two
-programs compares them with.
+programs compares them with, and at which indices that are computed from floats read the rows in which tables differ.
 
 Few draws lie between a threshold of 0.25 and one of 0.27, so that scores that are selected by one or the other would
 pass for the same.
@@ -23,7 +23,7 @@ from .execution import Plan
 from .feeds import find_image_inputs, get_symbol_sizes, list_shape_choices, make_feeds, make_state
 from .input_domains import infer_input_domains
 from .interval_propagation import ANY_VALUE, Interval
-from .lookup_feeds import list_needed_ops
+from .lookup_feeds import find_differing_lookups, list_needed_ops
 
 __all__ = ["build_float_threshold_plans"]
 
@@ -58,7 +58,7 @@ def build_float_threshold_plans(
     before: Program, after: Program, describe: Callable[[str], Any], ranges: Mapping[str, Interval] | None = None
 ) -> list[Plan]:
     """Make runs of each function in which a value is just below and just above each constant that only one of the
-    programs compares it with."""
+    programs compares it with, and an index at a row in which a table differs."""
     made: list[Plan] = []
     for name, function in before.functions.items():
         programs = before, after
@@ -67,11 +67,12 @@ def build_float_threshold_plans(
         wanted = [(program, dict(reversed(own))[key], key[1])  # of a threshold in several places, the first
                   for program, own, more in zip(programs, thresholds, (counts[0] - counts[1], counts[1] - counts[0]))
                   for key in more]
-        if not wanted:
-            continue
         draw = _Draw(function, describe(name), ranges or {})
+        lookups = find_differing_lookups(
+            before, after, name, lambda indices: draw.list_cheap_ops(before, name, indices) is not None)
+        wanted = [(before, lookup.indices, float(rows[0])) for lookup, rows in lookups] + wanted
         searches = ((program, ops, var, number) for program, var, number in wanted
-                    if (ops := _list_cheap_ops(program.functions[name], var, draw)) is not None)
+                    if (ops := draw.list_cheap_ops(program, name, var)) is not None)
         for program, ops, var, number in islice(searches, _MAX_THRESHOLDS):
             for step, move in _search_crossing(program, name, ops, var, number, draw):
                 feeds, state = draw.move(move, step)
@@ -128,16 +129,16 @@ class _Draw:
         largest = np.finfo(drawn.dtype).max
         return np.asarray(moved.clip(-largest, largest).astype(drawn.dtype))
 
-
-def _list_cheap_ops(function: Function, var: Var, draw: _Draw) -> list[Operation] | None:
-    """Return the ops that compute `var` from moved inputs; None if it depends on none, or is too costly to compute."""
-    ops = list_needed_ops(var, _MAX_OPS)
-    read = {var, *(each for op in ops or () for each in get_flat_inputs(op))}
-    if ops is None or not any(function.inputs[name] in read for name in draw.moved):
-        return None
-    elements = sum(math.prod(size for size in get_type_info(each).shape or () if isinstance(size, int))
-                   for each in read if get_type_info(each).is_tensor)
-    return ops if elements <= _MAX_ELEMENTS else None
+    def list_cheap_ops(self, program: Program, function: str, var: Var) -> list[Operation] | None:
+        """Return the ops that compute `var` from moved inputs; None if it depends on none, or is costly to compute."""
+        ops = list_needed_ops(var, _MAX_OPS)
+        read = {var, *(each for op in ops or () for each in get_flat_inputs(op))}
+        inputs = program.functions[function].inputs
+        if ops is None or not any(inputs[name] in read for name in self.moved):
+            return None
+        elements = sum(math.prod(size for size in get_type_info(each).shape or () if isinstance(size, int))
+                       for each in read if get_type_info(each).is_tensor)
+        return ops if elements <= _MAX_ELEMENTS else None
 
 
 def _search_crossing(

@@ -21,7 +21,7 @@ from .feeds import get_symbol_sizes, list_shape_choices, make_feeds, make_state
 from .input_domains import limit_input_domains
 from .interval_propagation import Interval
 
-__all__ = ["IdUse", "build_table_row_plans", "find_id_uses", "list_needed_ops"]
+__all__ = ["IdUse", "build_table_row_plans", "find_differing_lookups", "find_id_uses", "list_needed_ops"]
 
 Array = np.ndarray[Any, Any]
 
@@ -66,7 +66,7 @@ def build_table_row_plans(
     """Make a run for each function in which lookups by ids read the rows in which tables of the two programs differ."""
     made = []
     for name, function in before.functions.items():
-        found = _find_differing_lookups(before, after, name)
+        found = find_differing_lookups(before, after, name)
         if found:
             description = describe(name)
             choice = list_shape_choices(function, description)[0]
@@ -87,13 +87,18 @@ def build_table_row_plans(
     return made
 
 
-def _find_differing_lookups(before: Program, after: Program, function: str) -> list[tuple[_Lookup, Array]]:
-    """Return each lookup in a constant table that differs in the other program, with the indices that read its rows."""
+def find_differing_lookups(
+    before: Program, after: Program, function: str, accepts: Callable[[Var], bool] = lambda indices: True
+) -> list[tuple[_Lookup, Array]]:
+    """Return each lookup in a constant table that differs in the other program, with the indices that read its rows.
+
+    `accepts` returns whether to consider a lookup by its indices; the tables of others are not read.
+    """
     lookups = [_number_lookups(program.functions[function]) for program in (before, after)]
     found = []
     for place, old in lookups[0].items():
         new = lookups[1].get(place)
-        if new is None or (old.axis == new.axis and _is_made_alike(old.table, new.table)):
+        if new is None or not accepts(old.indices) or (old.axis == new.axis and _is_made_alike(old.table, new.table)):
             continue
         try:
             dense = [_read_table(program, function, lookup) for program, lookup in ((before, old), (after, new))]

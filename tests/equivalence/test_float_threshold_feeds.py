@@ -75,7 +75,18 @@ def wrapped(period):
     return build(body, (1, 4), states=[(1,)])
 
 
+def bucketed(row=None):
+    """Rows of a table at the bucket of a pitch, as of a speech synthesizer."""
+    table, edges = np.random.default_rng(1).standard_normal((257, 4)).astype(np.float32), np.geomspace(50, 900, 256)
+    if row is not None:
+        table[row] += 1
+    return build(lambda x: mb.gather(x=table, indices=mb.reduce_sum(x=mb.cast(x=mb.greater(
+        x=mb.expand_dims(x=x, axes=[2]), y=edges.astype(np.float32).reshape(1, 1, 256)), dtype="int32"), axes=[2]),
+        axis=0), (1, 3))
+
+
 PAIRS = {
+    "a row of a table at a bucket": (bucketed(), bucketed(137)),
     "a score": (score(0.25), score(0.27)),
     "a threshold of the input": (below(3.0), below(3.1)),
     "a mean": (loud(0.5), loud(0.6)),
