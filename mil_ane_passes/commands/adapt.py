@@ -184,6 +184,7 @@ def adapt(options: AdaptOptions) -> AdaptReport:
     """
     from ..ir.clone import clone_program
     from ..package.staging import Staging
+    from ..package.write_errors import convert_write_errors
     from ..transforms.sources import get_source_path, open_draft
 
     started = time.perf_counter()
@@ -193,7 +194,7 @@ def adapt(options: AdaptOptions) -> AdaptReport:
     kind, write = _plan(options, draft, str(source))
     report = AdaptReport(str(source), str(target), kind, before=measure_package(source, options.target))
     before = clone_program(draft.program)
-    with Staging(target) as staging:
+    with convert_write_errors(target, "the folder"), Staging(target) as staging:
         folder = staging.folder / "adapted"
         folder.mkdir()
         write(before, folder, report)

@@ -22,6 +22,7 @@ from ..package import save
 from ..package.destination import find_enclosing_package
 from ..package.staging import Staging
 from ..package.swap import move_to_free_path
+from ..package.write_errors import convert_write_errors
 from ..runtime.feeds import split_inputs
 from ..runtime.images import array_from_image, pixels_from_array
 from ..utils.errors import InputError, NotSupported
@@ -52,7 +53,7 @@ def stage_folder(folder: str | PathLike[str]) -> Iterator[Path]:
         raise InputError(f"{goal}: is inside the package {around}; expected a path outside of packages")
     if os.path.lexists(goal) and (goal.is_symlink() or not goal.is_dir() or any(goal.iterdir())):
         raise InputError(f"{goal}: exists and is not an empty folder; expected a free path or an empty folder")
-    with Staging(goal) as staging:
+    with convert_write_errors(goal, "the folder"), Staging(goal) as staging:
         staged = staging.folder / "new"
         staged.mkdir()
         yield staged

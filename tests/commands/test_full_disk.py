@@ -58,3 +58,16 @@ def test_a_folder_that_takes_nothing_is_one_line(tmp_path, capsys, monkeypatch, 
     assert "cannot be written (Read-only file system: " in err
     assert err.endswith("choose a folder with write permission\n")
     assert out == "" and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES])
+def test_a_folder_that_cannot_be_written_is_named(tmp_path, capsys, monkeypatch, code):
+    def mkdtemp(**_options):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(staging.tempfile, "mkdtemp", mkdtemp)
+    assert main(["mac-script", str(tmp_path / "folder"), FIXTURE]) == 2
+    out, err = capsys.readouterr()
+    assert err.startswith(f"mil-ane-passes: {tmp_path / 'folder'}: the folder cannot be written ({os.strerror(code)}")
+    assert "nothing was written there: " in err
+    assert out == "" and err.count("\n") == 1 and os.listdir(tmp_path) == []
