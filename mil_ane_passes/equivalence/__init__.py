@@ -53,8 +53,9 @@ elements are extreme and the others ordinary, so that most results stay comparab
   periods), integers at, above and below up to six of these.
 - Floats, also states, that only one of the programs compares with a constant (scores with a threshold, limits of clip
   and maximum): feeds are searched at which the compared value is just below and just above the constant, by moving and
-  scaling all float inputs together. So are feeds at which an index that is computed from floats (a bucket) reads a row
-  in which a table differs. Values that need more than 256 ops, or large tensors, are left to the draws.
+  scaling all float inputs together, or every eighth element. So are feeds at which an index that is computed from
+  floats (a bucket) reads a row in which a table differs. Values that need more than 256 ops, or large tensors, are left
+  to the draws.
 - Symbolic dimensions: 1, 2, 7, 257 if that is cheap, and the largest size that an option of a rewrite allows, all
   within the declared ranges. In normal draws they are 16 and 41.
 

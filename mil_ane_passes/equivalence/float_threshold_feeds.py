@@ -46,12 +46,14 @@ _MAX_ELEMENTS = 1 << 24
 _STEPS = tuple(mantissa * 10.0 ** exponent for exponent in range(-2, 5) for mantissa in (1, 3))
 _MAX_HALVINGS, _DISTANCE = 40, 1e-4
 "A value counts as near a threshold at this fraction of its magnitude: a smaller change of a threshold is not found."
+_SPACING = 8
 _MOVES: tuple[tuple[_Move, tuple[float, ...]], ...] = (
     (lambda drawn, step: drawn + step, (*(-step for step in reversed(_STEPS)), 0.0, *_STEPS)),
     (lambda drawn, step: drawn * step, (0.0, *_STEPS)),
+    (lambda drawn, step: drawn + step * (np.arange(drawn.size) % _SPACING == 0).reshape(drawn.shape), (0.0, *_STEPS)),
 )
 """How the draws of all float inputs are moved, and by how much: together in one direction, which moves means and what
-increases with them, and away from zero, which moves norms."""
+increases with them; away from zero, which moves norms; and one element in a few, which moves normalized values."""
 
 
 def build_float_threshold_plans(

@@ -85,7 +85,13 @@ def bucketed(row=None):
         axis=0), (1, 3))
 
 
+def outlier(threshold):
+    """Elements far from the mean, in standard deviations: moving all elements changes nothing."""
+    return build(lambda x: to_floats(mb.greater(x=mb.layer_norm(x=x, axes=[1]), y=np.float32(threshold))), (1, 16))
+
+
 PAIRS = {
+    "a normalized value": (outlier(2.5), outlier(2.6)),
     "a row of a table at a bucket": (bucketed(), bucketed(137)),
     "a score": (score(0.25), score(0.27)),
     "a threshold of the input": (below(3.0), below(3.1)),
