@@ -160,6 +160,8 @@ def _find_rows(mb: RewriteBuilder, final: Var, initial: Var) -> tuple[Var, RowWr
     if not writes or len({(write.axis + added, write.position, write.offset) for write, added in writes}) != 1:
         return None
     write, added = writes[0]
+    if len(parts) > 1 and write.axis + added == parts[0][0]:
+        return None  # rows of several parts along one axis are at several places
     values = [mb.expand_dims(x=each.new, axes=[0]) if lifted else each.new for each, lifted in writes]
     if len({tuple(value.shape) for value in values}) != 1 and parts[0][0] != 0:
         values = list(values)
@@ -200,7 +202,7 @@ def match_row_write(var: Var) -> RowWrite | None:
         return None
     mask = kept.y.op.y
     if written.op_type == "mul":
-        new, rows, good = written.x, mask, written.y is mask
+        new, rows, good = written.x, mask, written.y is mask and written.x.rank == mask.rank
     else:
         new, rows = written.y, written.x
         good = mask.op is not None and mask.op.op_type == "reduce_sum" and mask.op.x is rows and not (
@@ -209,6 +211,8 @@ def match_row_write(var: Var) -> RowWrite | None:
     place = _find_place(rows)
     if not good or len(axes) != 1 or place is None or mask.rank != var.rank:
         return None
+    if written.op_type == "mul" and new.shape[axes[0]] != 1:
+        return None  # one of several values is written, each in a row of its own
     return RowWrite(kept.x, new, axes[0], *place)
 
 

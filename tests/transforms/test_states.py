@@ -140,6 +140,42 @@ def test_new_rows_alone_come_out_where_they_are_written_at_a_position(more):
         output.output for case in report.cases for output in case.outputs}
 
 
+def write_row(count, wide=False):
+    """A program that writes a row of `count` caches (1, 4, 2, 3), rows in front of heads, at a position.
+
+    With `wide`, the values have as many rows as the cache, and the mask selects one of them.
+    """
+    names = [f"s{place}" for place in range(count)]
+    specs = [mb.TensorSpec((1, 4 if wide else 1, 2, 3), dtype=HALF), mb.TensorSpec((1,), dtype=types.int32),
+             *(mb.StateTensorSpec((1, 4, 2, 3), dtype=HALF) for _ in names)]
+
+    def body(x, position, *states):
+        place = mb.expand_dims(x=mb.add(x=position, y=np.int32([0])), axes=[0])
+        rows = mb.cast(x=mb.equal(x=np.arange(4, dtype=np.int32).reshape(4, 1), y=place), dtype="fp16")
+        mask = mb.reshape(x=rows, shape=[1, 4, 1, 1])
+        total = x
+        for state in states:
+            kept = mb.mul(x=mb.read_state(input=state), y=mb.sub(x=np.float16(1), y=mask))
+            held = mb.coreml_update_state(state=state, value=mb.add(x=kept, y=mb.mul(x=x, y=mask)))
+            total = mb.add(x=total, y=mb.reduce_sum(x=held, axes=[1], keep_dims=True))
+        return mb.identity(x=total, name="out")
+
+    scope: dict = {}
+    given = ", ".join(names)
+    exec(f"def call(x, position, {given}): return body(x, position, {given})", {"body": body}, scope)
+    return mb.program(input_specs=specs, opset_version=ct.target.iOS18)(scope["call"])
+
+
+@pytest.mark.parametrize(("program", "first", "output"), [
+    (write_row(1), [], "s0_rows"), (write_row(2), [], "s1_rows"),
+    (write_row(2), [MergeStates("cache")], "cache_new"), (write_row(1, wide=True), [], "s0_new")])
+def test_rows_along_the_axis_of_merged_caches_come_out_with_all_of_them(program, first, output):
+    """The rows of two caches that are merged along the axis of rows are at two places: one position was declared."""
+    draft, report = transform(program, *first, StateToIo(), exactness=Exactness.ROUNDING)
+    assert report.equal, str(report)
+    assert output in [var.name for var in draft.program.functions["main"].outputs]
+
+
 def test_rows_in_a_wrong_place_are_found(monkeypatch):
     from mil_ane_passes.transforms import state_to_io
 
