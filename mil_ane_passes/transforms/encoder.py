@@ -79,6 +79,10 @@ def recognize_encoder(program: Program, where: str) -> EncoderStructure:
         raise InputError(f"{where}: no op softmax whose result is multiplied with values, and no "
                          "scaled_dot_product_attention; expected a transformer: other models are for "
                          "`mil-ane-passes rewrite`")
+    for var in function.outputs:
+        if not types.is_tensor(var.sym_type):
+            raise InputError(f"{where}: the output '{var.name}' is not an array (op {var.op.op_type}); expected arrays: "
+                             "for a classifier, return the probabilities in place of the label")
     integers, ids, vocabulary = [], [], None
     for each, var in function.inputs.items():
         if not types.is_tensor(var.sym_type):

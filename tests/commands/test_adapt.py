@@ -391,6 +391,19 @@ def test_a_script_with_wrong_ids_says_what_is_expected(llama, monkeypatch, capsy
     monkeypatch.setattr(generate, "__file__", str(llama[1] / "generate.py"))
     assert generate.main(["--ids", "1,96", "--runtime", "reference"]) == 2
     assert "expected ids from 0 to 95" in capsys.readouterr().err
+    assert generate.main(["--ids", "hello world", "--runtime", "reference"]) == 2
+    assert capsys.readouterr().err == ("generate.py: --ids: found 'hello world'; expected token ids, which a tokenizer "
+                                       "makes of text, separated by commas: 1,2,3\n")
+
+
+def test_a_script_off_a_mac_names_the_runtime_to_use(llama, monkeypatch, capsys):
+    from mil_ane_passes.report.decoder import generate
+
+    monkeypatch.setattr(generate, "__file__", str(llama[1] / "generate.py"))
+    monkeypatch.setattr(generate.sys, "platform", "linux")
+    assert generate.main(["--ids", "1,2"]) == 2
+    assert capsys.readouterr().err == ("generate.py: Core ML runs on macOS only; elsewhere, pass --runtime reference, "
+                                       "which needs mil_ane_passes\n")
 
 
 @pytest.mark.parametrize(("patched", "reason"), [("mask", "the logits differ by"), ("blend", "decode: different")])

@@ -126,6 +126,22 @@ def rename_value(spec, old, new):
         named.name = new if named.name == old else named.name
 
 
+def test_a_label_among_the_outputs_is_rejected(tmp_path, capsys):
+    @mb.program(input_specs=[mb.TensorSpec((1, 4, 8), types.fp32)])
+    def program(x):
+        scores = mb.softmax(x=mb.matmul(x=x, y=x, transpose_y=True), axis=-1)
+        mixed = mb.matmul(x=scores, y=x)
+        return mb.softmax(x=mb.reduce_mean(x=mixed, axes=[1], keep_dims=False), axis=-1, name="probabilities")
+
+    source = tmp_path / "source.mlpackage"
+    ct.convert(program, convert_to="mlprogram", minimum_deployment_target=ct.target.iOS16, skip_model_load=True,
+               classifier_config=ct.ClassifierConfig([f"label {i}" for i in range(8)])).save(str(source))
+    assert main(["adapt", str(source), "-o", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert "the output 'classLabel' is not an array (op classify); expected arrays: for a classifier, return" in said
+    assert not (tmp_path / "out").exists()
+
+
 def test_an_encoder_of_features_is_one_package(tmp_path):
     source = make_encoder(tmp_path / "source.mlpackage", features=True, length=CONTEXT)
     report = ane.adapt(source, tmp_path / "out")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -210,12 +211,24 @@ def generate(decoder: Decoder, ids: Sequence[int], steps: int, temperature: floa
     return found
 
 
+def read_ids(text: str) -> list[int]:
+    """Return the ids of an argument such as `1,2,3`."""
+    try:
+        return [int(each) for each in text.split(",")]
+    except ValueError:
+        raise ValueError(f"--ids: found {text!r}; expected token ids, which a tokenizer makes of text, separated by "
+                         "commas: 1,2,3") from None
+
+
 def open_by(runtime: str) -> Callable[[Path, str | None], Any]:
     """Return what opens a package: coremltools on a Mac, or the reference runtime of mil_ane_passes."""
+    logging.getLogger("coremltools").setLevel(logging.ERROR)  # its notes on what is missing off a Mac
     if runtime == "reference":
         import mil_ane_passes
 
         return lambda path, function: mil_ane_passes.runtime.predictor(str(path), function=function)
+    if sys.platform != "darwin":
+        raise OSError("Core ML runs on macOS only; elsewhere, pass --runtime reference, which needs mil_ane_passes")
     import coremltools
 
     def open_model(path: Path, function: str | None) -> Any:
@@ -230,7 +243,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ids", required=True, help="the prompt's token ids, such as 1,2,3")
     parser.add_argument("--steps", type=int, default=16, help="number of tokens to generate (default: 16)")
-    parser.add_argument("--runtime", choices=("coreml", "reference"), default="coreml")
+    parser.add_argument("--runtime", choices=("coreml", "reference"), default="coreml",
+                        help="coreml (default) needs macOS; reference needs mil_ane_passes")
     parser.add_argument("--temperature", type=float, default=0.0, help="sampling temperature; 0 (default): always the "
                                                                        "most likely token")
     parser.add_argument("--seed", type=int, default=0, help="random seed for sampling")
@@ -239,7 +253,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help='print {"tokens": [...]}')
     arguments = parser.parse_args(argv)
     try:
-        ids = [int(each) for each in arguments.ids.split(",")]
+        ids = read_ids(arguments.ids)
         fixed = {} if arguments.inputs is None else dict(np.load(arguments.inputs))
         decoder = Decoder(Path(__file__).resolve().parent, open_by(arguments.runtime), fixed)
         vocabulary = decoder.manifest["vocabulary"]
