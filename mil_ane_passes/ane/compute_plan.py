@@ -23,7 +23,7 @@ from typing import Any
 from ..passes.plan import Plan, Row
 from ..passes.targets import Generation, parse_target
 from ..utils.errors import InputError
-from ..utils.json_file import read_json
+from ..utils.json_file import MEASUREMENT_FORM, read_json
 
 __all__ = [
     "MeasuredOp",
@@ -42,7 +42,6 @@ _PREFERRED_UNITS = ("CPU_AND_NE", "ALL")
 _DEVICES = {"cpu": "cpu", "gpu": "gpu", "ane": "ane", "mlcpucomputedevice": "cpu", "mlgpucomputedevice": "gpu",
             "mlneuralenginecomputedevice": "ane", "neuralengine": "ane", "neural_engine": "ane", "ne": "ane"}
 _UNFINISHED = "the script did not finish"
-_EXPECTED = "expected the result.json of measure.py (mil-ane-passes mac-script writes it), or a dumped compute plan"
 
 
 @dataclass(frozen=True)
@@ -185,12 +184,12 @@ def read_measurements(given: MeasurementSource) -> list[Measurement]:
     """Read the plans in a file, or in the data read from one. Raises InputError for anything else."""
     if isinstance(given, Mapping):
         return list(_iterate_measurements(given, "the measurement"))
-    return list(_iterate_measurements(read_json(given, "measured", _EXPECTED), str(Path(given))))
+    return list(_iterate_measurements(read_json(given, "measured", MEASUREMENT_FORM), str(Path(given))))
 
 
 def _iterate_measurements(data: Any, file: str) -> Iterator[Measurement]:
     if not isinstance(data, Mapping) or ("packages" not in data and "program" not in data):
-        raise InputError(f"measured: '{file}' has no compute plan; {_EXPECTED}")
+        raise InputError(f"measured: '{file}' has no compute plan; {MEASUREMENT_FORM}")
     machine = _check_type(data.get("machine") or {}, Mapping, file, "machine")
     if "packages" not in data:
         yield Measurement(file, "", None, data.get("units"), machine, _parse_functions(data, file))
@@ -267,5 +266,5 @@ def _parse_device(name: Any, file: str, where: str) -> str:
 def _check_type(value: Any, kind: type[Any], file: str, where: str) -> Any:
     if not isinstance(value, kind):
         wanted = "a list" if kind is list else "a text" if kind is str else "an object"
-        raise InputError(f"measured: '{file}', {where}: found {type(value).__name__}, expected {wanted}; {_EXPECTED}")
+        raise InputError(f"measured: '{file}', {where}: found {type(value).__name__}, expected {wanted}; {MEASUREMENT_FORM}")
     return value

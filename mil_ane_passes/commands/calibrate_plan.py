@@ -16,6 +16,7 @@ from .._version import __version__
 from ..package.manifest import check_model_path
 from ..report.table import format_table
 from ..utils.errors import InputError
+from ..utils.json_file import MEASUREMENT_FORM, expect_json_file
 from ..utils.option_spelling import choose_spelling, format_option
 from ..utils.text_format import format_count, format_lines, format_short_repr
 from ..utils.upgraded_source import UpgradedSource, upgrades_to_dict
@@ -38,7 +39,7 @@ _MAX_DISAGREEMENTS_LISTED = 20
 class CalibratePlanOptions:
     """The options of `calibrate_plan`."""
 
-    measured: MeasurementSource = field(metadata=argument("PLAN"))
+    measured: MeasurementSource = field(metadata=argument("PLAN", check=expect_json_file("measured", MEASUREMENT_FORM)))
     "result.json, or a dumped compute plan"
     _: KW_ONLY
     model: Any = field(default=None, metadata=flag(metavar="IN.mlpackage", check=check_model_path))

@@ -27,6 +27,7 @@ from ..passes.targets import parse_target, split_targets
 from ..report.terminal import COLOR_CHOICES, TerminalStyle, choose_style
 from ..utils.errors import InputError
 from ..utils.garbage_collection import pause_garbage_collection
+from ..utils.json_file import BASELINE_FORM, MEASUREMENT_FORM, expect_json_file
 from ..utils.locking import synchronized
 from ..utils.text_format import escape_text, format_lines
 from .batch_sources import Source, find_sources
@@ -76,9 +77,11 @@ class LintOptions:
     "do not report these rules; they still count in the prediction"
     options: Mapping[str, Mapping[str, Any]] | None = None
     per_op_ignores: Mapping[str, Names] | None = None
-    baseline: str | PathLike[str] | None = field(default=None, metadata=flag(metavar="FILE", batch=False))
+    baseline: str | PathLike[str] | None = field(
+        default=None, metadata=flag(metavar="FILE", batch=False, check=expect_json_file("baseline", BASELINE_FORM)))
     "gate: fail on findings that are not in this JSON report; a report of several packages is matched by path"
-    measured: MeasurementSource | None = field(default=None, metadata=flag(metavar="RESULT.json", batch=False))
+    measured: MeasurementSource | None = field(default=None, metadata=flag(
+        metavar="RESULT.json", batch=False, check=expect_json_file("measured", MEASUREMENT_FORM)))
     """Core ML's result from a Mac: the result.json of measure.py (see mac-script), or a dumped compute plan"""
     after: Any = field(default=None, metadata=flag(metavar="B.mlpackage", batch=False, check=check_model_path))
     "a second package to compare with IN"

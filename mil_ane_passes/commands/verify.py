@@ -20,6 +20,7 @@ from ..package.manifest import check_model_path
 from ..package.output_file import check_output_file
 from ..utils.budget import DEFAULT_MAX_STEPS, share_budget
 from ..utils.errors import InputError, LimitReached, suggest_nearest
+from ..utils.json_file import expect_json_file
 from ..utils.npz import Array, read_arrays
 from ..utils.option_spelling import format_option, format_option_values
 from .options import (
@@ -59,6 +60,13 @@ _RECORDED: Mapping[str, tuple[type, ...]] = {
     "fixes_nonfinite": (bool,), "widths": (bool,), "quirks": (list, tuple),
     **dict.fromkeys(("atol", "rtol", "snr", "cosine"), (int, float, type(None)))}
 "The options that evidence has, and their types in JSON."
+
+
+def _check_evidence(path: Path) -> None:
+    """Raise InputError for a missing file, before coremltools is imported."""
+    from .evidence import describe_evidence
+
+    expect_json_file(format_option_values("replay", path), describe_evidence())(path)
 
 
 @dataclass(frozen=True)
@@ -103,7 +111,8 @@ class VerifyOptions:
     report: str | os.PathLike[str] | None = field(default=None, metadata=flag(metavar="FILE", batch=False))
     """write a JSON file with which others can repeat the check: digests of both models, of feeds and outputs of each
     run, options, versions and verdict"""
-    replay: str | os.PathLike[str] | None = field(default=None, metadata=flag(metavar="FILE", batch=False))
+    replay: str | os.PathLike[str] | None = field(
+        default=None, metadata=flag(metavar="FILE", batch=False, check=_check_evidence))
     """repeat the check recorded in this file, with its options, and report whether models, feeds, verdict and output
     bits match; A and B are needed only if their paths changed"""
     progress: Progress = ignore_progress
@@ -143,6 +152,7 @@ def _choose_sides(arguments: argparse.Namespace) -> tuple[Any, Any]:
         arguments.misused("B and --torch exclude each other; use one of them")
     if arguments.torch is None:
         return arguments.before, arguments.after
+    check_model_path(arguments.before)  # importing the module may take long
     return _load_torch_module(arguments.torch), arguments.before
 
 

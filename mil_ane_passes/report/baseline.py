@@ -14,7 +14,7 @@ from typing import Any
 
 from ..passes.finding import Finding
 from ..utils.errors import InputError
-from ..utils.json_file import read_json
+from ..utils.json_file import BASELINE_FORM, read_json
 
 __all__ = ["LINT_SCHEMA", "Baseline", "BaselineComparison", "BaselineFile", "read_baseline"]
 
@@ -24,7 +24,6 @@ _READABLE_SCHEMAS = (1, LINT_SCHEMA)
 "A baseline needs only what these versions have in common."
 
 FindingKey = tuple[str, str, str, str]
-_HOW_TO_MAKE = "make one with `mil-ane-passes lint IN --format json -o FILE`"
 
 
 @dataclass(frozen=True)
@@ -93,20 +92,20 @@ def read_baseline(path: str | os.PathLike[str]) -> BaselineFile:
 
     Raises InputError when the file is missing or has another format.
     """
-    file, data = Path(path), read_json(path, "baseline", _HOW_TO_MAKE)
+    file, data = Path(path), read_json(path, "baseline", BASELINE_FORM)
     several = isinstance(data, dict) and isinstance(data.get("reports"), list)
     if not isinstance(data, dict) or data.get("command") != "lint" or not (several or "findings" in data):
-        raise InputError(f"baseline: '{file}' is not a lint report; {_HOW_TO_MAKE}",
+        raise InputError(f"baseline: '{file}' is not a lint report; {BASELINE_FORM}",
                          option="baseline")
     if data.get("schema") not in _READABLE_SCHEMAS:
         raise InputError(f"baseline: '{file}' has schema {data.get('schema')!r}; expected at most {LINT_SCHEMA}; "
-                         f"{_HOW_TO_MAKE}",
+                         f"{BASELINE_FORM}",
                          option="baseline")
     reports = {}
     for each in data["reports"] if several else [data]:
         model = each.get("model") if isinstance(each, dict) else None
         if several and not isinstance(model, str):
-            raise InputError(f"baseline: a report in '{file}' lacks its model; {_HOW_TO_MAKE}", option="baseline")
+            raise InputError(f"baseline: a report in '{file}' lacks its model; {BASELINE_FORM}", option="baseline")
         reports[os.path.abspath(str(model))] = _read_report(file, each)
     return BaselineFile(str(file), reports, several)
 
@@ -116,7 +115,7 @@ def _read_report(file: Path, data: Mapping[str, Any]) -> Baseline:
     names = ("code", "function", "op", "value")
     if not isinstance(found, list) or not all(isinstance(item, dict) and all(isinstance(item.get(name), str)
                                                                             for name in names) for item in found):
-        raise InputError(f"baseline: a finding in '{file}' lacks code, function, op or value; {_HOW_TO_MAKE}",
+        raise InputError(f"baseline: a finding in '{file}' lacks code, function, op or value; {BASELINE_FORM}",
                          option="baseline")
     return Baseline(str(file), str(data.get("target")),
                     Counter((item["code"], item["function"], item["op"], item["value"]) for item in found))

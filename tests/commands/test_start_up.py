@@ -36,6 +36,11 @@ CASES = {
     "what is no package": (["rewrite", "README.md", "--dry-run"], 2), "a file to lint": (["lint", "README.md"], 2),
     "a missing program": (["lint", "executorch/mixxed.pte"], 2),
     "a delegate of a missing program": (["calibrate", "mixed.pte/forward/0"], 2),
+    "a missing plan": (["calibrate-plan", "result.json"], 2),
+    "a missing measurement": (["lint", "nmp.mlpackage", "--measured", "result.json"], 2),
+    "a missing baseline": (["lint", "nmp.mlpackage", "--baseline", "lint.json"], 2),
+    "missing evidence": (["verify", "--replay", "check.json"], 2),
+    "a missing package beside a module": (["verify", "nmpp.mlpackage", "--torch", "torch:nn.ReLU"], 2),
     "a wrong target of rewrite": (["rewrite", "nmp.mlpackage", "--dry-run", "--target", "mm4"], 2),
 }
 
