@@ -223,6 +223,8 @@ def test_a_blob_that_contradicts_itself_is_refused(index):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(find_spec("executorch") is not None, reason="coremltools imports ExecuTorch, which "
+                    "imports flatbuffers")
 def test_without_flatbuffers_the_message_names_what_to_install(tmp_path):
     hidden = "import sys; sys.modules['flatbuffers'] = None; from mil_ane_passes.commands.main import main; "
     done = subprocess.run([sys.executable, "-c", f"{hidden}sys.exit(main(['lint', {str(PROGRAMS / 'mixed.pte')!r}]))"],
