@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from .._version import __version__
@@ -21,7 +22,7 @@ from ..package.destination import find_enclosing_package, has_overlap
 from ..package.manifest import check_model_path
 from ..utils.errors import InputError
 from ..utils.option_spelling import format_option, format_option_values
-from ..utils.text_format import escape_text, format_lines
+from ..utils.text_format import escape_text, format_command_path, format_lines
 from .adapt_decoder import LOGIT_BOUND, check_sizes, write_decoder
 from .adapt_encoder import RESULT_BOUND, write_encoder
 from .adapt_parts import format_figures, measure_package
@@ -156,9 +157,11 @@ class AdaptReport:
         if self.status == "rejected":
             return format_lines([*lines, f"nothing written: {self.reason}"])
         folder = escape_text(self.output)
-        following = f"{folder}/README.md describes the calls" if self.kind == "encoder" or self.fixed else (
-            f"next: python {folder}/generate.py --ids 1,2,3 --runtime reference")
-        return format_lines([*lines, f"written to {folder} in {self.seconds:.1f} s; {following}"])
+        done = f"written to {folder} in {self.seconds:.1f} s"
+        if self.kind == "encoder" or self.fixed:
+            return format_lines([*lines, f"{done}; {folder}/README.md describes the calls"])
+        script = format_command_path(os.path.join(self.output, "generate.py"))
+        return format_lines([*lines, done, f"next: python {quote(script)} --ids 1,2,3 --runtime reference"])
 
 
 @command(AdaptOptions)

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from .._version import __version__
@@ -90,7 +91,7 @@ class FixOutcome:
         lines = [f"{self.source}: no pass fixes a finding"] if not self.passes and not self.error else []
         lines += str(self.rewrite).split("\n") if self.rewrite is not None else []
         lines += [f"not applied: {each['pass']} ({each['exactness']}, by name only: rewrite --passes "
-                  f"{each['pass'].removeprefix('ane::')})" for each in self.left]
+                  f"{quote(each['pass'].removeprefix('ane::'))})" for each in self.left]
         return format_lines([*lines, *([f"the original is kept as {self.backup}"] if self.backup else [])])
 
 
@@ -136,15 +137,22 @@ def _print_end(outcomes: Sequence[FixOutcome], target: str, form: str) -> None:
 
 
 def _check_place(path: str, arguments: argparse.Namespace) -> None:
-    """Raise InputError if the result could not be written, before anything takes long."""
+    """Raise InputError if the result could not be written, before anything takes long.
+
+    The backup of an earlier run may be there: if nothing is left to fix, none is made.
+    """
     from ..package import check_backup, check_destination
 
     if arguments.in_place:
-        check_backup(Path(os.path.abspath(path)), Path(os.path.abspath(_name_backup(path))))
+        check_backup(*_list_places(path), may_exist=True)
     else:
         check_destination(path, arguments.output, overwrite=True)
         if os.path.lexists(arguments.output):  # lint has no option to replace it
             raise InputError(f"{arguments.output}: exists already; expected a path that does not exist")
+
+
+def _list_places(path: str) -> tuple[Path, Path]:
+    return Path(os.path.abspath(path)), Path(os.path.abspath(_name_backup(path)))
 
 
 def _name_backup(path: str) -> str:
@@ -155,7 +163,7 @@ def _fix_package(
     outcome: FixOutcome, report: LintReport, options: LintOptions, least: Severity, arguments: argparse.Namespace
 ) -> None:
     """Rewrite the package of `report` with the passes of presets that fix a finding of severity `least` or worse."""
-    from ..package import replace_source
+    from ..package import check_backup, replace_source
     from ..passes.finding import Finding, collect_fixes
     from .rewrite import rewrite
 
@@ -166,6 +174,8 @@ def _fix_package(
     if arguments.in_place and not outcome.passes:
         outcome.status = "unchanged"
         return
+    if arguments.in_place:
+        check_backup(*_list_places(outcome.source))
     with show_progress() as progress:
         outcome.rewrite = made = rewrite(
             outcome.source, arguments.output, passes=outcome.passes, target=options.target, named=False,

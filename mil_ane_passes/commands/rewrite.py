@@ -18,7 +18,7 @@ from ..passes.max_growth import DEFAULT_MAX_GROWTH, parse_max_growth
 from ..report.document import Document, build_document, build_fragment
 from ..utils.budget import DEFAULT_MAX_STEPS, share_budget
 from ..utils.errors import InputError
-from ..utils.option_spelling import format_no_verify_option, format_option
+from ..utils.option_spelling import choose_spelling, format_no_verify_option, format_option
 from ..utils.text_format import (
     format_command_path,
     format_count,
@@ -381,7 +381,8 @@ class RewriteReport(Document):
         done = f"{self.status}{where}{unverified} in {self.seconds:.1f} s" + (f", without {without}" if without else "")
         if not self.output:
             return [done]
-        return [done, f"next: {self._format_lint_command(self.output)} lists the ops that are still off the ANE"]
+        return [done, f"next: {self._format_lint_command(self.output)}",
+                "  This lists the ops that are still off the ANE."]
 
     def _suggest_next(self) -> list[str]:
         """Suggest what to try if nothing was done."""
@@ -389,11 +390,15 @@ class RewriteReport(Document):
 
         safe = all(name in get_all_rewrites() and get_all_rewrites()[name].preset == "safe" for name in self.passes)
         overridden = self.preset == "full"  # passes are "exactly these": they stand instead of the preset
-        tries = [f"{'--passes' if overridden else '--preset'} full runs more passes"] * safe
-        tries += ["--max-growth none keeps reverted rewrites"] * bool(self.reverted)
-        if self.output:
-            tries.append(f"{self._format_lint_command(self.source)} lists the ops that are off the ANE, with reasons")
-        return [f"next: {'; '.join(tries)}"] if tries else []
+        name = "passes" if overridden else "preset"
+        more = choose_spelling(f"--{name} full", f"{name}='full'")
+        tries = [f"{more} runs more passes"] * safe
+        tries += [f"{choose_spelling('--max-growth none', 'max_growth=None')} keeps reverted rewrites"] * bool(
+            self.reverted)
+        if not self.output:
+            return [f"next: {'; '.join(tries)}"] if tries else []
+        words = "; ".join(["  This lists the ops that are off the ANE, with reasons", *tries])
+        return [f"next: {self._format_lint_command(self.source)}", f"{words}."]
 
     def _format_lint_command(self, path: str) -> str:
         """Format the command that lints `path` for the same target."""

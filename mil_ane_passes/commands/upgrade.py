@@ -66,7 +66,8 @@ class UpgradeReport:
             vectors = format_count(len(self.expanded), "quantized vector")
             lines.append(f"decompressed: {vectors} (biases and the like) of {sum(self.expanded.values())} numbers, "
                          f"because these parameters are floats in ML Programs")
-        lines.append(f"written to {self.output}; next: mil-ane-passes lint {quote(format_command_path(self.output))}")
+        lines += [f"written to {self.output}",
+                  f"next: mil-ane-passes lint {quote(format_command_path(self.output))}"]
         return format_lines(lines)
 
 

@@ -100,8 +100,11 @@ def replace_source(package: Package, backup: str | os.PathLike[str]) -> None:
     _sync_parent_folder(target)
 
 
-def check_backup(target: Path, backup: Path) -> None:
-    """Raise InputError if the package at `target` cannot be replaced in place and kept as `backup`."""
+def check_backup(target: Path, backup: Path, *, may_exist: bool = False) -> None:
+    """Raise InputError if the package at `target` cannot be replaced in place and kept as `backup`.
+
+    A backup that `may_exist` is accepted, for a caller that does not know yet whether it replaces the package.
+    """
     if os.path.islink(target):
         raise InputError(f"{target}: is a link to {os.readlink(target)}, and a link is not replaced; expected the path "
                          "of the package itself")
@@ -111,7 +114,7 @@ def check_backup(target: Path, backup: Path) -> None:
         raise InputError(f"{target}: no such file or folder; {left}")
     if not target.is_dir():
         raise InputError(f"{target}: is not a package; only an .mlpackage is replaced in place")
-    if os.path.lexists(backup):
+    if os.path.lexists(backup) and not may_exist:
         raise InputError(f"{backup}: exists already, and a backup is never overwritten; move it away, or write the "
                          "result to another path (-o)")
 

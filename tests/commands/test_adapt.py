@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import io
 import json
@@ -394,6 +395,11 @@ def test_a_script_with_wrong_ids_says_what_is_expected(llama, monkeypatch, capsy
     assert generate.main(["--ids", "hello world", "--runtime", "reference"]) == 2
     assert capsys.readouterr().err == ("generate.py: --ids: found 'hello world'; expected token ids, which a tokenizer "
                                        "makes of text, separated by commas: 1,2,3\n")
+
+
+def test_the_printed_command_of_the_script_can_be_pasted(llama):
+    said = str(dataclasses.replace(llama[0], output="/a folder/out")).splitlines()
+    assert said[-1] == "next: python '/a folder/out/generate.py' --ids 1,2,3 --runtime reference"
 
 
 def test_a_script_off_a_mac_names_the_runtime_to_use(llama, monkeypatch, capsys):

@@ -76,9 +76,10 @@ def test_rewrite_writes_a_proved_package_and_leaves_the_source(source, tmp_path,
     assert printed.err == ""
     assert "ane::lift_conv_transpose_1d  ANE301 conv-transpose-1d-bias  2 matches, bitwise" in printed.out
     assert "equal in 12 runs at float64, float16, bit for bit" in printed.out
-    done, following = printed.out.splitlines()[-2:]
+    done, following, words = printed.out.splitlines()[-3:]
     assert done.startswith(f"written to {out} in ")
-    assert following == f"next: mil-ane-passes lint {out} lists the ops that are still off the ANE"
+    assert following == f"next: mil-ane-passes lint {out}", "the command can be copied with the rest of its line"
+    assert words == "  This lists the ops that are still off the ANE."
     assert files(source) == before and os.listdir(tmp_path) == ["out.mlpackage"]
     found = [op for _, op in iterate_ops(load(out).program) if op.op_type == "conv_transpose"]
     assert [op.x.rank for op in found] == [4, 4]
@@ -86,16 +87,20 @@ def test_rewrite_writes_a_proved_package_and_leaves_the_source(source, tmp_path,
 
 def test_rewrite_copies_what_needs_nothing(idle, tmp_path, capsys):
     assert main(["rewrite", idle, "-o", str(tmp_path / "out.mlpackage")]) == 0
-    done, following = capsys.readouterr().out.splitlines()
+    done, following, words = capsys.readouterr().out.splitlines()
     assert done.startswith("nothing to do: no pass matched; the package was copied as it is to ")
-    assert following == (f"next: --preset full runs more passes; mil-ane-passes lint {idle} lists the ops that are off "
-                         "the ANE, with reasons")
+    assert following == f"next: mil-ane-passes lint {idle}"
+    assert words == "  This lists the ops that are off the ANE, with reasons; --preset full runs more passes."
     assert files(tmp_path / "out.mlpackage") == files(idle)
 
 
 def test_the_next_step_is_not_the_preset_that_the_named_passes_override(idle, tmp_path, capsys):
     assert main(["rewrite", idle, "-o", str(tmp_path / "out.mlpackage"), "--preset", "full", "--passes", "safe"]) == 0
-    assert "next: --passes full runs more passes;" in capsys.readouterr().out
+    assert "; --passes full runs more passes." in capsys.readouterr().out
+
+
+def test_the_next_step_of_a_report_in_python_is_spelled_for_python(idle):
+    assert str(rewrite(idle)).endswith("next: preset='full' runs more passes")
 
 
 @pytest.mark.parametrize("output", [[], ["-o", "out.mlpackage"]])
@@ -165,8 +170,9 @@ def test_what_is_asked_for_is_done(source, asked, tmp_path, capsys):
 @pytest.mark.parametrize("asked", [["--preset", "full"], ["--passes", "full"], ["--passes", "lift_conv_1d"]])
 def test_what_was_tried_is_not_proposed(idle, asked, tmp_path, capsys):
     assert main(["rewrite", idle, "-o", str(tmp_path / "out.mlpackage"), *asked]) == 0
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert last == f"next: mil-ane-passes lint {idle} lists the ops that are off the ANE, with reasons"
+    command, words = capsys.readouterr().out.splitlines()[-2:]
+    assert command == f"next: mil-ane-passes lint {idle}"
+    assert words == "  This lists the ops that are off the ANE, with reasons."
 
 
 @pytest.mark.parametrize(("target", "outside"), [("m1", ["tangent"]), ("m3", []), ("all", [])])
