@@ -62,7 +62,8 @@ def compare_with_callable(
     function = program.functions[name]
     states = [each for each, var in function.inputs.items() if types.is_state(var.sym_type)]
     fed = [each for each in function.inputs if each not in states]
-    caller = Caller(given, fed, [var.name for var in function.outputs])
+    labels = any(var.op is not None and var.op.op_type == "classify" for var in function.outputs)
+    caller = Caller(given, fed, [var.name for var in function.outputs], labels=labels)
     followed = caller.states(states)
     share = get_default_tolerance(program) if tolerance is None else tolerance
     report = VerifyReport("equal", Exactness.ROUNDING, quirks=tuple(quirks), accuracy=accuracy,

@@ -30,12 +30,13 @@ class Caller:
     Raises InputError for a class, and for a module in training mode.
     """
 
-    def __init__(self, given: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    def __init__(self, given: Any, inputs: Sequence[str], outputs: Sequence[str], *, labels: bool = False) -> None:
+        """`labels` states that the program is a classifier, for the error about the number of results."""
         if isinstance(given, type):
             raise InputError(f"found the class {given.__name__}; expected an instance of it, or a function")
         if hasattr(given, "graph_signature") and hasattr(given, "module"):
             given = given.module()  # a torch ExportedProgram, which cannot be called itself
-        self._given, self._inputs, self._outputs = given, list(inputs), list(outputs)
+        self._given, self._inputs, self._outputs, self._labels = given, list(inputs), list(outputs), labels
         self.name = getattr(given, "__name__", None) or type(given).__name__
         torch = sys.modules.get("torch")  # if torch is not imported, `given` cannot be a torch module
         self._torch = torch if torch is not None and isinstance(given, torch.nn.Module) else None
@@ -122,8 +123,11 @@ class Caller:
             found = list(_iterate_leaves(returned))
         if len(found) != len(self._outputs):
             keys = f" ({', '.join(map(repr, returned))})" if isinstance(returned, Mapping) else ""
+            hint = ("; a classifier is compared without its label: convert it without classifier_config to verify it, "
+                    "or with mil_ane_passes.convert(..., check=True)") if self._labels else ""
             raise InputError(f"the callable {self.name} returned {len(found)} outputs{keys}, the program has "
-                             f"{len(self._outputs)} ({', '.join(map(repr, self._outputs))}); expected one for each")
+                             f"{len(self._outputs)} ({', '.join(map(repr, self._outputs))}); expected one for each"
+                             f"{hint}")
         return {name: self._to_plain_array(value) for name, value in zip(self._outputs, found)}
 
     def _to_plain_array(self, value: Any) -> Array:

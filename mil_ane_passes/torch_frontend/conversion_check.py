@@ -19,6 +19,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Program
 
 from ..equivalence.callable_comparison import compare_within_tolerance, get_default_tolerance
+from ..equivalence.callables import Caller
 from ..equivalence.comparison import OutputDifference
 from ..equivalence.execution import Plan, build_plans, copy_state
 from ..equivalence.range_measurement import make_measurer
@@ -48,6 +49,8 @@ def validate_check_arguments(given: Mapping[str, Any], from_torch: bool, neural_
         raise InputError("check=True needs a torch model; for other sources use verify(callable, model) instead")
     if neural_network or given.get("convert_to") == "milinternal":
         raise InputError("check=True needs an ML Program; expected convert_to='mlprogram'")
+    if hasattr(given["model"], "training"):
+        Caller(given["model"], (), ())  # rejects a module in training mode
 
 
 def convert_and_check(given: inspect.BoundArguments, samples: UserInputs) -> Any:

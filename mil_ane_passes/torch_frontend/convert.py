@@ -54,6 +54,7 @@ def convert(
     from_torch = is_from_torch(inputs.arguments["model"], inputs.arguments.get("source", "auto"))
     if from_torch:
         _check_export_supported(inputs.arguments["model"])
+        _check_captured(inputs.arguments["model"])
     if check:
         from .conversion_check import validate_check_arguments
 
@@ -97,6 +98,15 @@ def _check_export_supported(model: Any) -> None:
     found = getattr(sys.modules.get("torch"), "__version__", "of an unknown version")
     raise InputError(f"convert: found a program of torch.export with torch {found}; coremltools supports those from "
                      f"torch 2.5 on: update torch, or use torch.jit.trace")
+
+
+def _check_captured(model: Any) -> None:
+    """Raise InputError for a module of Python code, for which coremltools would ask for a `source` in vain."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(model, torch.nn.Module) and not isinstance(model, torch.jit.ScriptModule):
+        raise InputError(f"convert: found the module {type(model).__name__}, which is not captured; expected "
+                         "torch.jit.trace(module.eval(), example_inputs), or torch.export.export(module.eval(), "
+                         "example_inputs).run_decompositions({})")
 
 
 def _add_ane_passes(base: Any) -> ct.PassPipeline:

@@ -81,8 +81,8 @@ def recognize_encoder(program: Program, where: str) -> EncoderStructure:
                          "`mil-ane-passes rewrite`")
     for var in function.outputs:
         if not types.is_tensor(var.sym_type):
-            raise InputError(f"{where}: the output '{var.name}' is not an array (op {var.op.op_type}); expected arrays: "
-                             "for a classifier, return the probabilities in place of the label")
+            raise InputError(f"{where}: the output '{var.name}' is not an array (op {var.op.op_type}); expected "
+                             "arrays: for a classifier, return the probabilities in place of the label")
     integers, ids, vocabulary = [], [], None
     for each, var in function.inputs.items():
         if not types.is_tensor(var.sym_type):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from coremltools.converters.mil.mil import Builder as mb
-from coremltools.converters.mil.mil import Function, Program, types
+from coremltools.converters.mil.mil import Function, Program, mil_list, types
 
 import mil_ane_passes as ane
 from mil_ane_passes.equivalence.callable_comparison import FP16_TOLERANCE, FP32_TOLERANCE
@@ -260,6 +260,16 @@ def test_a_callable_that_does_not_fit_is_named(given, message):
     with pytest.raises(ane.InputError) as error:
         ane.verify(two(), given)
     assert str(error.value).startswith("the callable <lambda> ") and message in str(error.value)
+
+
+def test_a_module_without_a_label_is_compared_with_a_model_without_one():
+    def body(x):
+        return mb.classify(probabilities=x, classes=mb.const(val=mil_list(["a", "b", "c"])), name="label")
+
+    classifier = build_program(body, dtype=types.fp32, x=(1, 3))
+    with pytest.raises(ane.InputError, match="expected one for each; a classifier is compared without its label: "
+                                             "convert it without classifier_config"):
+        ane.verify(classifier, lambda x: x)
 
 
 WORDS = {

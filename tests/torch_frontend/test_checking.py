@@ -283,7 +283,8 @@ def test_what_cannot_be_checked_is_refused_before_it_is_converted(monkeypatch):
             ane.convert(traced, check=True, **how)
 
 
-def test_a_model_in_training_mode_is_refused():
+def test_a_model_in_training_mode_is_refused_before_it_is_converted(monkeypatch):
+    monkeypatch.setattr(ct, "convert", lambda *_, **__: pytest.fail("converted"))
     with pytest.raises(ane.InputError, match="is in training mode"):
         ane.convert(captured(torch.nn.Sequential(torch.nn.Linear(4, 4)).train(), [X], "script"), check=True,
                     inputs=input_types([X]), skip_model_load=True)

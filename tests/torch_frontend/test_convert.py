@@ -50,6 +50,13 @@ def test_it_has_the_hosts_signature_and_three_more():
         for name, default in (("check", False), ("feeds", None), ("ranges", None))]
 
 
+@pytest.mark.parametrize("given", [{}, {"source": "pytorch"}], ids=["auto", "pytorch"])
+def test_a_module_that_was_not_captured_is_named(given):
+    with pytest.raises(ane.InputError, match=r"^convert: found the module ConvTranspose1d, which is not captured; "
+                                             r"expected torch\.jit\.trace\(module\.eval\(\), example_inputs\), or "):
+        ane.convert(lifted(), **small(), **given)
+
+
 def test_what_it_does_not_know_is_a_type_error():
     with pytest.raises(TypeError, match="unexpected keyword argument 'precision'"):
         ane.convert(None, precision="float32")
