@@ -51,7 +51,9 @@ def pipeline(
     The names in the result's `passes` do the same without the object, in any process that has imported mil_ane_passes:
     `ct.PassPipeline(names)` after a JSON round trip, or ExecuTorch's `pass_names`. Settings and guard are in the name
     `ane::guard_begin{target=m4 ...}`; only feeds and ranges cannot be part of names. Written by hand, a preset is one
-    name, `ane::full{target=m4 max_growth=0.01}`, and a pass is `ane::triangle_cumsum{target=m4}`.
+    name, `ane::full{target=m4 max_growth=0.01}`, and a pass is `ane::triangle_cumsum{target=m4}`. A list of names is an
+    entire pipeline: `ct.PassPipeline(["ane::full"])` runs none of coremltools' own passes, while
+    `append_pass("ane::full")` on a `ct.PassPipeline()` runs it after them.
     """
     measure, draw = make_measures(UserInputs.of(feeds, ranges), lambda function: None)
     parse_target(target)

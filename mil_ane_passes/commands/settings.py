@@ -245,11 +245,13 @@ def _read_list(path: Path, key: str, said: Mapping[str, Any]) -> tuple[str, ...]
 
 
 def parse_percent(value: Any, who: str) -> float:
-    """Parse a number from 0 to 100. Raises InputError for anything else."""
+    """Parse a percentage: 0, or 1 to 100. Raises InputError for anything else, and for a share such as 0.9."""
     try:
         number = float("nan") if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):
         number = float("nan")
     if not 0 <= number <= 100:
         raise InputError(f"{who}: found {value!r}; expected a percentage, 0 to 100")
+    if 0 < number < 1:  # a share: as a percentage, the gate would hardly ever fail
+        raise InputError(f"{who}: found {value!r}, less than 1 %; expected a percentage, such as {number * 100:g}, or 0")
     return number

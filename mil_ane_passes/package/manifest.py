@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import stat
 import zipfile
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..utils.errors import InputError, suggest_nearest
+from ..utils.text_format import format_command_path
 from .executorch_program import SUFFIX as _PROGRAM_SUFFIX
 from .executorch_program import find_address, refuse_program
 from .limits import MAX_MANIFEST_BYTES, MAX_MODEL_BYTES
@@ -147,6 +149,12 @@ def check_network_path(path: str | os.PathLike[str]) -> None:
         read_layout(root)
 
 
+def advise_upgrade(root: Path) -> str:
+    """Format the advice for a NeuralNetwork where an ML Program is expected."""
+    command = shlex.join(["mil-ane-passes", "upgrade", format_command_path(str(root)), "-o", "OUT.mlpackage"])
+    return f"convert it first with `{command}`, and pass what that writes"
+
+
 def _check_kind(root: Path) -> None:
     refuse_program(root)
     check_exists(root)
@@ -164,7 +172,7 @@ def _check_kind(root: Path) -> None:
         if root.suffix == ".mlmodel":
             raise InputError(
                 f"{root}: a single-file .mlmodel, the format of NeuralNetworks and older models; expected an ML "
-                f"Program: convert it first with `mil-ane-passes upgrade`, and pass the .mlpackage that it writes"
+                f"Program: {advise_upgrade(root)}"
             )
         if root.suffix in _FILE_HINTS:
             raise InputError(f"{root}: {_FILE_HINTS[root.suffix]}")

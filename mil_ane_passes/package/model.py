@@ -17,7 +17,7 @@ from ..utils.upgraded_source import UpgradedSource
 from .blobs import WeightFiles
 from .debug_handles import attach_debug_handles
 from .files import get_file_stamp
-from .manifest import Layout, read_layout
+from .manifest import Layout, advise_upgrade, read_layout
 from .members import Members, find_members, get_model_kind
 from .model_emitter import emit_model
 from .program_reader import FunctionOrigin, ProgramReader
@@ -181,8 +181,7 @@ def require_ml_programs(raw: bytes, spec: Any, layout: Layout) -> Members:
     kind = get_model_kind(spec)
     if kind.startswith("neuralNetwork"):
         raise NetworkFound(
-            f"{root}: the model is a NeuralNetwork ({kind}); expected an ML Program: convert it first with "
-            f"`mil-ane-passes upgrade`, and pass the .mlpackage that it writes", spec)
+            f"{root}: the model is a NeuralNetwork ({kind}); expected an ML Program: {advise_upgrade(root)}", spec)
     if kind.startswith("pipeline"):
         parts = ", ".join(f"{name} is a {part}" for name, part in found.others.items()) or "it has no parts"
         raise NetworkFound(

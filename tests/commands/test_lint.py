@@ -182,6 +182,11 @@ def test_a_bar_that_is_none(bar, source, capsys):
         f"--fail-under: found {bar!r}; expected a percentage, 0 to 100"
 
 
+def test_a_share_is_not_taken_for_a_percentage(source, capsys):
+    assert refused(capsys, source, "--fail-under", "0.9") == \
+        "--fail-under: found '0.9', less than 1 %; expected a percentage, such as 90, or 0"
+
+
 def test_a_baseline_lets_known_findings_pass(source, fixtures, tmp_path, capsys):
     ran(capsys, source, "--format", "json", "-o", "old.json", code=1)
     _, out, err = ran(capsys, source, "--baseline", "old.json", code=0)

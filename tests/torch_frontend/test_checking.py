@@ -16,7 +16,7 @@ from coremltools.converters.mil.mil.passes.graph_pass import AbstractGraphPass
 from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY, register_pass
 
 import mil_ane_passes as ane
-from mil_ane_passes.torch_frontend import NotEqual
+from mil_ane_passes.torch_frontend import NotEqual, conversion_check
 from mil_ane_passes.torch_frontend.first_difference import GraphValue, select_first_difference
 
 from .checks import FRONTENDS, captured, input_types
@@ -284,7 +284,7 @@ def test_what_cannot_be_checked_is_refused_before_it_is_converted(monkeypatch):
 
 
 def test_a_model_in_training_mode_is_refused_before_it_is_converted(monkeypatch):
-    monkeypatch.setattr(ct, "convert", lambda *_, **__: pytest.fail("converted"))
+    monkeypatch.setattr(conversion_check, "convert_and_check", lambda *_: pytest.fail("converted"))
     with pytest.raises(ane.InputError, match="is in training mode"):
         ane.convert(captured(torch.nn.Sequential(torch.nn.Linear(4, 4)).train(), [X], "script"), check=True,
                     inputs=input_types([X]), skip_model_load=True)
