@@ -266,5 +266,6 @@ def _parse_device(name: Any, file: str, where: str) -> str:
 def _check_type(value: Any, kind: type[Any], file: str, where: str) -> Any:
     if not isinstance(value, kind):
         wanted = "a list" if kind is list else "a text" if kind is str else "an object"
-        raise InputError(f"measured: '{file}', {where}: found {type(value).__name__}, expected {wanted}; {MEASUREMENT_FORM}")
+        raise InputError(f"measured: '{file}', {where}: found {type(value).__name__}, expected {wanted}; "
+                         f"{MEASUREMENT_FORM}")
     return value

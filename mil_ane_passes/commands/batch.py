@@ -26,7 +26,7 @@ from .batch_executors import InProcessExecutor, JobRunner, WorkerPool
 from .batch_jobs import Job, Request
 from .batch_records import RECORDED_FIELDS, RECORDS_FOLDER, Record
 from .batch_report import BatchItem, BatchReport
-from .batch_sources import Paths, Source, find_sources
+from .batch_sources import Paths, Source, find_programs, find_sources
 from .lint_gates import GateOptions
 from .options import add_format_option, add_options, read_options
 from .output import format_example, print_report, show_progress
@@ -169,7 +169,8 @@ def batch(
     found = find_sources(sources, target)
     if target is not None:
         _prepare_folder(target, found, request)
-    report = BatchReport(command, None if folder is None else os.fspath(folder))
+    report = BatchReport(command, None if folder is None else os.fspath(folder),
+                         skipped=find_programs(sources, target))
     try:
         work = _plan_jobs(report, found, lambda source: _plan_job(source, request, target, again, overwrite), progress)
         with _choose_executor(jobs, executor, len(work)) as chosen:

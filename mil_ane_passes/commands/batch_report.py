@@ -77,6 +77,8 @@ class BatchReport:
     folder: str | None
     items: list[BatchItem] = field(default_factory=list)
     seconds: float = 0.0
+    skipped: list[str] = field(default_factory=list)
+    "ExecuTorch programs (.pte) in the folders, which are not read."
 
     @property
     def exit_code(self) -> int:
@@ -93,7 +95,7 @@ class BatchReport:
         return {
             "schema": 1, "tool": "mil-ane-passes", "version": __version__, "command": "batch", "each": self.command,
             "folder": self.folder, "exit": self.exit_code, "counts": self.counts(), "seconds": round(self.seconds, 6),
-            "items": [item.to_dict() for item in self.items],
+            "items": [item.to_dict() for item in self.items], "skipped": self.skipped,
         }
 
     def __repr__(self) -> str:
@@ -103,7 +105,13 @@ class BatchReport:
     def __str__(self) -> str:
         head = ("name", "status", "fired" if self.command == "rewrite" else "findings", "ops", "bytes", "seconds", "")
         align = (str.ljust, str.ljust, *(str.rjust,) * 4, str.ljust)
-        return format_lines([*format_table(head, align, map(_format_cells, self.items)), self._format_outcome()])
+        return format_lines([*format_table(head, align, map(_format_cells, self.items)), self._format_outcome(),
+                             *self._format_skipped()])
+
+    def _format_skipped(self) -> list[str]:
+        many = format_count(len(self.skipped), "ExecuTorch program")
+        return [f"{many} not read ({', '.join(self.skipped)}): lint and rewrite read them, one at a time"
+                ] if self.skipped else []
 
     def _format_outcome(self) -> str:
         parts = ", ".join(f"{number} {status}" for status, number in self.counts().items())

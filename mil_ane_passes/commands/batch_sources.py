@@ -13,7 +13,7 @@ from ..package.executorch_program import SUFFIX as _PROGRAM_SUFFIX
 from ..package.executorch_program import ExecutorchProgram, is_program_path
 from ..utils.errors import InputError
 
-__all__ = ["BACKUP_SUFFIX", "Paths", "Source", "find_sources"]
+__all__ = ["BACKUP_SUFFIX", "Paths", "Source", "find_programs", "find_sources"]
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
@@ -53,11 +53,27 @@ def find_sources(given: Paths, folder: Path | None, *, named: bool = True) -> li
     for each in listed:
         suffixes = (_FILE_SUFFIX,) if named else (_FILE_SUFFIX, _PROGRAM_SUFFIX)
         for source in _iterate_sources(os.fspath(each), folder, suffixes):
-            for one in [source] if named else _list_delegates(source):
+            for one in [_reject_program(source)] if named else _list_delegates(source):
                 found.setdefault(os.path.realpath(one.path), one)
     if named:
         _check_names(found.values())
     return list(found.values())
+
+
+def find_programs(given: Paths, folder: Path | None) -> list[str]:
+    """Find the ExecuTorch programs in the folders among `given`, which `find_sources` leaves out where results are
+    `named`."""
+    listed = [given] if isinstance(given, (str, os.PathLike)) else list(given)
+    both = [{source.path for each in map(os.fspath, listed) for source in _iterate_sources(each, folder, suffixes)
+             if not source.error and is_program_path(source.path)} for suffixes in ((_PROGRAM_SUFFIX,), ())]
+    return sorted(both[0] - both[1])
+
+
+def _reject_program(source: Source) -> Source:
+    if source.error or not is_program_path(source.path):
+        return source
+    return Source(source.path, source.name, f"{source.path}: an ExecuTorch program; expected an .mlpackage or "
+                                            ".mlmodel: lint and rewrite read programs, one at a time")
 
 
 def _list_delegates(source: Source) -> list[Source]:
@@ -159,8 +175,9 @@ def _check_names(sources: Iterable[Source]) -> None:
             continue
         key = unicodedata.normalize("NFC", source.name).casefold()
         if key in taken:
-            raise InputError(
-                f"{taken[key].path} and {source.path} would both become '{source.name}'; expected different names: "
-                f"pass the folder that contains both (packages found in a folder keep their relative path), or run "
-                f"batch twice")
+            beside = len({os.path.dirname(os.path.abspath(each.path)) for each in (source, taken[key])}) == 1
+            advice = ("pass one of them" if beside else "pass the folder that contains both (packages found in a folder "
+                      "keep their relative path)")
+            raise InputError(f"{taken[key].path} and {source.path} would both become '{source.name}'; expected "
+                             f"different names: {advice}, or run batch twice")
         taken[key] = source

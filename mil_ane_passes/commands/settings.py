@@ -253,5 +253,6 @@ def parse_percent(value: Any, who: str) -> float:
     if not 0 <= number <= 100:
         raise InputError(f"{who}: found {value!r}; expected a percentage, 0 to 100")
     if 0 < number < 1:  # a share: as a percentage, the gate would hardly ever fail
-        raise InputError(f"{who}: found {value!r}, less than 1 %; expected a percentage, such as {number * 100:g}, or 0")
+        raise InputError(f"{who}: found {value!r}, less than 1 %; expected a percentage, such as "
+                         f"{number * 100:g}, or 0")
     return number

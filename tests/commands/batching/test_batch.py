@@ -39,6 +39,16 @@ def again(two, out, **options):
     return statuses(batch("rewrite", two, out, verify=False, **options))
 
 
+def test_executorch_programs_are_named_as_not_read(tmp_path, fixtures):
+    shutil.copytree(fixtures / "nothing_to_do.mlpackage", tmp_path / "in" / "a.mlpackage")
+    program = Path(shutil.copy(fixtures / "executorch" / "state.pte", tmp_path / "in"))
+    report = batch("lint", tmp_path / "in", tmp_path / "out")
+    assert [item.name for item in report.items] == ["a"] and report.to_dict()["skipped"] == [str(program)]
+    assert str(report).endswith(f"1 ExecuTorch program not read ({program}): lint and rewrite read them, one at a time")
+    (item,) = batch("lint", program, tmp_path / "out").items
+    assert item.status == "failed" and item.error.startswith(f"{program}: an ExecuTorch program; expected an .mlp")
+
+
 def test_each_package_is_rewritten_as_alone_and_one_failure_does_not_stop_the_rest(two, out, tmp_path):
     before = [files(path) for path in two]
     broken = tmp_path / "in/broken.mlpackage"
@@ -61,7 +71,7 @@ def test_the_json_has_each_report_whole_and_the_text_a_line_for_each(two, out, t
     report = batch("rewrite", [*two, "missing.mlpackage"], out, verify=False)
     data = strict(report)
     assert list(data) == ["schema", "tool", "version", "command", "each", "folder", "exit", "counts", "seconds",
-                          "items"]
+                          "items", "skipped"]
     assert (data["command"], data["each"], data["exit"]) == ("batch", "rewrite", 2)
     assert data["counts"] == {"failed": 1, "unchanged": 1, "written": 1}
     written, idle, missing = data["items"]

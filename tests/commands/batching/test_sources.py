@@ -93,6 +93,13 @@ def test_two_results_of_one_name_are_refused_with_both(one, other, tmp_path):
     assert len(names([tmp_path])) == 2
 
 
+def test_a_network_beside_its_package_is_not_advised_to_pass_their_folder(tmp_path):
+    make(tmp_path, "m.mlpackage")
+    (tmp_path / "m.mlmodel").touch()
+    with pytest.raises(InputError, match="different names: pass one of them, or run batch twice"):
+        find_sources([tmp_path], None)
+
+
 @pytest.mark.parametrize("given", [[], [" "], ""])
 def test_nothing_given(given):
     with pytest.raises(InputError, match="no packages given"):
