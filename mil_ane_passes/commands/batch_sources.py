@@ -176,8 +176,8 @@ def _check_names(sources: Iterable[Source]) -> None:
         key = unicodedata.normalize("NFC", source.name).casefold()
         if key in taken:
             beside = len({os.path.dirname(os.path.abspath(each.path)) for each in (source, taken[key])}) == 1
-            advice = ("pass one of them" if beside else "pass the folder that contains both (packages found in a folder "
-                      "keep their relative path)")
+            advice = "pass one of them" if beside else (
+                "pass the folder that contains both (packages found in a folder keep their relative path)")
             raise InputError(f"{taken[key].path} and {source.path} would both become '{source.name}'; expected "
                              f"different names: {advice}, or run batch twice")
         taken[key] = source

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import gc
 import io
-import os
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -149,7 +148,7 @@ def run(arguments: argparse.Namespace) -> int:
     single = [source.path for source in sources] == arguments.src and len(sources) == 1
     if not single:
         _reject_options_of_one_package(arguments)
-    elif sources[0].error and not os.path.exists(sources[0].path):
+    elif sources[0].error:
         raise InputError(sources[0].error)
     if arguments.fix or arguments.in_place:
         check_fix_options(arguments, sources)

@@ -28,6 +28,8 @@ COMMANDS = ("adapt", "batch", "calibrate", "calibrate_plan", "config", "edit", "
 the description; none of them imports coremltools before it runs. Parsers of commands that may need coremltools' torch
 frontend have `uses_frontend`, which says whether they do with given arguments."""
 _INVALID_CHOICE = re.compile(r"argument .*: invalid choice: '([^']*)' \(choose from (.*)\)", re.DOTALL)
+_OTHER_NAMES = {"trace": "run --trace", "convert": "mil_ane_passes.convert in Python", "fix": "lint --fix"}
+"What to use for words that are functions or options, and no commands."
 _SIGPIPE_EXIT_CODE = 128 + 13
 "Exit code that a shell sees of a program ended by SIGPIPE; Windows has no such signal."
 
@@ -135,12 +137,17 @@ class Parser(argparse.ArgumentParser):
         found, rest = super().parse_known_args(args, namespace)
         unknown = next((each for each in rest if each.startswith("-")), None)
         if unknown is not None:
-            options = [option for action in self._actions for option in action.option_strings]
             name = unknown.partition("=")[0]
             super().error(
-                escape_text(f"no option {name}; {self.prog} --help lists the options{suggest_nearest(name, options)}")
-            )
+                escape_text(f"no option {name}; {self.prog} --help lists the options{self._suggest_option(name)}"))
         return found, self._take_positionals(found, rest)
+
+    def _suggest_option(self, name: str) -> str:
+        """Return the text that suggests an option: one that has `name` as a value (`--html`), or the nearest."""
+        for action in self._actions:
+            if action.option_strings and action.choices is not None and name.lstrip("-") in action.choices:
+                return f"; did you mean '{action.option_strings[0]} {name.lstrip('-')}'?"
+        return suggest_nearest(name, [option for action in self._actions for option in action.option_strings])
 
     def _take_positionals(self, found: argparse.Namespace, rest: list[str]) -> list[str]:
         """Add arguments after options to the last positional argument, which argparse closes at the first option:
@@ -162,6 +169,8 @@ class Parser(argparse.ArgumentParser):
             self.exit(2)
         chosen = _INVALID_CHOICE.fullmatch(message)
         near = suggest_nearest(chosen[1], re.findall(r"[\w-]+", chosen[2])) if chosen else ""
+        if chosen and chosen[0].startswith("argument COMMAND") and chosen[1] in _OTHER_NAMES:
+            near = f"; did you mean '{_OTHER_NAMES[chosen[1]]}'?"
         super().error(escape_text(f"{message}; {self.prog} --help tells more{near}"))
 
 

@@ -298,7 +298,8 @@ def test_settings_that_mean_nothing_name_the_file(said, message, source, tmp_pat
 
 
 @pytest.mark.parametrize("arguments,message", [
-    (["no.mlpackage"], "no.mlpackage: no such file or folder; "), ([""], "no path given; "), (["."], "not a package"),
+    (["no.mlpackage"], "no.mlpackage: no such file or folder; "), ([""], "no path given; "),
+    (["."], "no .mlpackage or .mlmodel found in"),
     (["IN", "--target", "m"], "target 'm' is unknown; "),
     (["IN", "--select", "lift-conv"], "select: no rule 'lift-conv'; "),
     (["IN", "--ignore", "ANE301,"], "ignore: found ''; "),

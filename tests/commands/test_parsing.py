@@ -14,6 +14,9 @@ from mil_ane_passes.commands.main import _build_parser, main
     (["edit", "a", "-o", "b", "--drop-outptu=c"],
      "mil-ane-passes edit: error: no option --drop-outptu; mil-ane-passes edit --help lists the options; "
      "did you mean '--drop-output'?"),
+    (["lint", "a", "--html"],
+     "mil-ane-passes lint: error: no option --html; mil-ane-passes lint --help lists the options; "
+     "did you mean '--format html'?"),
     (["batch", "lint", "a", "--zzzz"],
      "mil-ane-passes batch lint: error: no option --zzzz; mil-ane-passes batch lint --help lists the options"),
 ])
@@ -29,6 +32,7 @@ def test_an_option_that_is_not_there(arguments, error, capsys):
     (["rewrit", "a"], "did you mean 'rewrite'?"),
     (["lint", "a", "--format", "htm"], "did you mean 'html'?"),
     (["verify", "a", "b", "--precision", "flt32"], "did you mean 'float32'?"),
+    (["trace", "a"], "did you mean 'run --trace'?"),
     (["qqqqqq"], "mil-ane-passes --help tells more"),
     (["verify", "a"], "required: B; mil-ane-passes verify --help tells more"),
 ])
