@@ -64,9 +64,10 @@ def find_programs(given: Paths, folder: Path | None) -> list[str]:
     """Find the ExecuTorch programs in the folders among `given`, which `find_sources` leaves out where results are
     `named`."""
     listed = [given] if isinstance(given, (str, os.PathLike)) else list(given)
-    both = [{source.path for each in (os.fspath(one) for one in listed) for source in _iterate_sources(each, folder, suffixes)
-             if not source.error and is_program_path(source.path)} for suffixes in ((_PROGRAM_SUFFIX,), ())]
-    return sorted(both[0] - both[1])
+    given_directly, all_found = (
+        {source.path for each in listed for source in _iterate_sources(os.fspath(each), folder, suffixes)
+         if not source.error and is_program_path(source.path)} for suffixes in ((), (_PROGRAM_SUFFIX,)))
+    return sorted(all_found - given_directly)
 
 
 def _reject_program(source: Source) -> Source:
