@@ -7,7 +7,14 @@ import pytest
 from coremltools.converters.mil.mil import Builder
 from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry
 
-from mil_ane_passes.ane.op_support import OP_SUPPORT, find_evidence, find_observations, find_problem_rows, find_row
+from mil_ane_passes.ane.op_support import (
+    _ROWS,
+    OP_SUPPORT,
+    find_evidence,
+    find_observations,
+    find_problem_rows,
+    find_row,
+)
 from mil_ane_passes.ane.support import determine_support
 from mil_ane_passes.ir.query import iterate_ops
 from mil_ane_passes.passes.contract import Hit
@@ -100,6 +107,7 @@ def test_the_rows_of_a_code_are_one_rule(code):
 
 
 def test_each_op_type_has_one_row_and_no_supported_one_is_unsupported_there():
+    assert sorted(row.op for row in _ROWS) == sorted(OP_SUPPORT)
     for row in OP_SUPPORT.values():
         through_core_ml = {each.generation for each in row.supported if not each.private}
         assert not through_core_ml & {each for gate in row.unsupported for each in gate.generations}, row.op

@@ -92,7 +92,8 @@ def raised(tree: ast.AST) -> list[str]:
 
 def test_no_error_of_the_library_spells_an_option_itself():
     sources = {str(file.relative_to(HOME)): file.read_text(encoding="utf-8")
-               for file in sorted(HOME.rglob("*.py")) if file.relative_to(HOME).parts[0] != "testing"}
+               for file in sorted(HOME.rglob("*.py")) if file.relative_to(HOME).parts[0] != "testing"
+               and file.name != "generate.py"}  # a script that adapt writes: it has only a command line
     read = {name: raised(ast.parse(source)) for name, source in sources.items() if OPTION.search(source)}
     assert sum(map(len, read.values())) > 100
     assert not {(file, text) for file, texts in read.items() for text in texts if OPTION.search(text)}
