@@ -17,10 +17,10 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from .._version import __version__
 from ..package.destination import find_enclosing_package, has_overlap
 from ..package.manifest import check_model_path
 from ..utils.errors import InputError
+from ..utils.json_file import make_json_header
 from ..utils.option_spelling import format_option, format_option_values
 from ..utils.text_format import escape_text, format_command_path, format_lines
 from .adapt_decoder import LOGIT_BOUND, check_sizes, write_decoder
@@ -135,7 +135,7 @@ class AdaptReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON that `--format json` prints."""
-        return {"schema": 1, "tool": "mil-ane-passes", "version": __version__, "command": "adapt",
+        return {**make_json_header("adapt"),
                 "source": self.source, "output": self.output, "kind": self.kind, "status": self.status,
                 "before": self.before, "after": self.after, "done": self.done, "fixed": self.fixed,
                 "tokens": self.tokens, "logit_error": self.logit_error, "lengths": self.lengths,

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .._version import __version__
 from ..report.table import format_table
+from ..utils.json_file import make_json_header
 from ..utils.text_format import format_count, format_lines, format_short_repr
 
 __all__ = ["BatchItem", "BatchReport"]
@@ -93,7 +93,7 @@ class BatchReport:
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON that `batch --format json` prints."""
         return {
-            "schema": 1, "tool": "mil-ane-passes", "version": __version__, "command": "batch", "each": self.command,
+            **make_json_header("batch"), "each": self.command,
             "folder": self.folder, "exit": self.exit_code, "counts": self.counts(), "seconds": round(self.seconds, 6),
             "items": [item.to_dict() for item in self.items], "skipped": self.skipped,
         }

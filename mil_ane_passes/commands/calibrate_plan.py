@@ -12,11 +12,10 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .._version import __version__
 from ..package.manifest import check_model_path
 from ..report.table import format_table
 from ..utils.errors import InputError
-from ..utils.json_file import MEASUREMENT_FORM, expect_json_file
+from ..utils.json_file import MEASUREMENT_FORM, expect_json_file, make_json_header
 from ..utils.option_spelling import choose_spelling, format_option
 from ..utils.text_format import format_count, format_lines, format_short_repr
 from ..utils.upgraded_source import UpgradedSource, upgrades_to_dict
@@ -136,7 +135,7 @@ class CalibratePlanReport:
         from ..report.agreement import agreement_to_dict, disagreement_to_dict
 
         return {
-            "schema": 1, "tool": "mil-ane-passes", "version": __version__, "command": "calibrate-plan",
+            **make_json_header("calibrate-plan"),
             "agrees": self.agrees, "notes": self.notes,
             "packages": [{"model": each.model, "target": each.target, **agreement_to_dict(each.found),
                           "factors": compute_cost_factors(each.found.shares), "disagreements": [

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .._version import __version__
 from ..passes.options import read_field_docs
 from ..passes.severity import DEFAULT_FAIL_ON
 from ..report.table import format_table
+from ..utils.json_file import make_json_header
 from ..utils.text_format import format_lines
 from .options import add_format_option, add_options
 from .output import print_report
@@ -60,7 +60,7 @@ class Configuration:
 
     def to_dict(self) -> dict[str, Any]:
         file = self.settings.file
-        return {"schema": 1, "tool": "mil-ane-passes", "version": __version__, "command": "config",
+        return {**make_json_header("config"),
                 "file": None if file is None else str(file), "settings": self.list_settings()}
 
     def __str__(self) -> str:

@@ -12,13 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .._version import __version__
 from ..package.copy_ahead import CopyAhead
 from ..package.destination import check_destination
 from ..package.manifest import check_package_path
 from ..transforms.contract import MAX_PARTS, PART_SUFFIXES, build_part_path
 from ..utils.errors import InputError
 from ..utils.garbage_collection import pause_garbage_collection
+from ..utils.json_file import make_json_header
 from ..utils.locking import synchronized_property
 from ..utils.option_spelling import format_option, format_option_values
 from ..utils.text_format import format_lines, format_short_repr
@@ -394,7 +394,7 @@ class EditReport:
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON that `--format json` prints."""
         return {
-            "schema": 1, "tool": "mil-ane-passes", "version": __version__, "command": "edit",
+            **make_json_header("edit"),
             "source": self.source, "outputs": self.outputs, "status": self.status, "changed": self.changed,
             "exact": self.exact, "done": [each.to_dict() for each in self.done],
             "weight_bytes": {"before": self.weight_bytes_before, "after": self.weight_bytes_after},

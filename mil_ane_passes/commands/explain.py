@@ -15,6 +15,7 @@ from ..passes.evidence import format_evidence
 from ..passes.rule_lookup import RuleKeys, find_rule_name
 from ..torch_frontend.registry import is_patch_key
 from ..utils.errors import InputError
+from ..utils.json_file import make_json_header
 from .options import add_format_option
 from .output import print_report
 from .pages import Facts, load_layer_rule_pages, load_patch_pages, load_rule_pages
@@ -99,7 +100,7 @@ class LayerPage:
     facts: Facts
 
     def to_dict(self) -> dict[str, Any]:
-        return {"schema": 1, "command": "explain", **self.facts}
+        return {**make_json_header("explain"), **self.facts}
 
     def __str__(self) -> str:
         facts, fixes = self.facts, self.facts["fixed_by"]
@@ -125,7 +126,7 @@ class Topic:
         return ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
 
     def to_dict(self) -> dict[str, Any]:
-        return {"schema": 1, "command": "explain", "topic": self.name, "text": self.text}
+        return {**make_json_header("explain"), "topic": self.name, "text": self.text}
 
     def __str__(self) -> str:
         return self.text
@@ -136,7 +137,7 @@ class Contents:
     """The list of all topics."""
 
     def to_dict(self) -> dict[str, Any]:
-        return {"schema": 1, "command": "explain",
+        return {**make_json_header("explain"),
                 "topics": {name: Topic(name).text.splitlines()[0] for name in TOPICS}}
 
     def __str__(self) -> str:

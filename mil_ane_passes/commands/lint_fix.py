@@ -12,9 +12,9 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from .._version import __version__
 from ..package.executorch_program import find_address
 from ..utils.errors import InputError
+from ..utils.json_file import make_json_header
 from ..utils.text_format import escape_text, format_count, format_lines
 from .batch_sources import BACKUP_SUFFIX, Source
 from .options import flag
@@ -126,7 +126,7 @@ def fix_sources(arguments: argparse.Namespace, sources: Sequence[Source], settin
 def _print_end(outcomes: Sequence[FixOutcome], target: str, form: str) -> None:
     """Print the JSON, or the line of summary of several packages."""
     if form == "json":
-        print(json.dumps({"schema": _SCHEMA, "tool": "mil-ane-passes", "version": __version__, "command": "lint --fix",
+        print(json.dumps({**make_json_header("lint --fix", _SCHEMA),
                           "target": target, "packages": [each.to_dict() for each in outcomes]}, indent=2,
                          allow_nan=False))
     elif len(outcomes) > 1:

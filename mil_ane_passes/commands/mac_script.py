@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from .._version import __version__
 from ..package.manifest import check_model_path
 from ..utils.errors import InputError
+from ..utils.json_file import make_json_header
 from ..utils.option_spelling import choose_spelling, format_option
 from ..utils.text_format import escape_text, format_lines, format_short_repr
 from .options import (
@@ -146,7 +147,7 @@ class MacFolder:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON that `mac-script --format json` prints."""
-        return {"schema": 1, "tool": "mil-ane-passes", "version": __version__, "command": "mac-script",
+        return {**make_json_header("mac-script"),
                 "source": self.source, "folder": self.folder, "packages": self.packages, "feeds": self.feeds,
                 "expected": self.expected, "run": _format_command(self.images), "notes": self.notes}
 

@@ -10,6 +10,7 @@ from typing import Any
 from ..passes.evidence import format_evidence
 from ..passes.severity import Severity
 from ..report.table import format_table
+from ..utils.json_file import make_json_header
 from .options import add_format_option
 from .output import print_report
 from .pages import Facts, load_rule_pages
@@ -56,7 +57,7 @@ class Catalogue:
 
     def to_dict(self) -> dict[str, Any]:
         rows = [{key: facts[key] for key in _ROW_KEYS} for facts in self.pages]
-        return {"schema": 1, "command": "passes", "passes": rows}
+        return {**make_json_header("passes"), "passes": rows}
 
     def __str__(self) -> str:
         lines = [[facts["code"], _format_pass_name(facts), facts["preset"] or "-", facts["exactness"] or "-",
@@ -72,7 +73,7 @@ class Page:
 
     def to_dict(self) -> dict[str, Any]:
         kept = {key: value for key, value in self.facts.items() if key not in _KEYS_OF_TEXT}
-        return {"schema": 1, "command": "explain", **kept}
+        return {**make_json_header("explain"), **kept}
 
     def __str__(self) -> str:
         facts = self.facts

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..passes.severity import Severity
+from ..utils.json_file import make_json_header
 from ..utils.text_format import format_lines
 from .options import add_format_option
 from .output import print_report
@@ -38,7 +39,7 @@ class Patches:
     pages: Sequence[Facts]
 
     def to_dict(self) -> dict[str, Any]:
-        return {"schema": 1, "command": "patches", "patches": [
+        return {**make_json_header("patches"), "patches": [
             {"code": each["code"], "name": each["patch"], "title": each["title"], "severity": each["severity"],
              "needed": each["needed"], "why": each["why"], "upstream": each["upstream"]} for each in self.pages]}
 
@@ -60,7 +61,7 @@ class PatchPage:
     facts: Facts
 
     def to_dict(self) -> dict[str, Any]:
-        return {"schema": 1, "command": "explain", **self.facts}
+        return {**make_json_header("explain"), **self.facts}
 
     def __str__(self) -> str:
         facts, reason = self.facts, self.facts["why"]

@@ -11,13 +11,13 @@ from pathlib import Path
 from shlex import join
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from .._version import __version__
 from ..package.copy_ahead import CopyAhead
 from ..package.manifest import check_model_path
 from ..passes.max_growth import DEFAULT_MAX_GROWTH, parse_max_growth
 from ..report.document import Document, build_document, build_fragment
 from ..utils.budget import DEFAULT_MAX_STEPS, share_budget
 from ..utils.errors import InputError
+from ..utils.json_file import make_json_header
 from ..utils.option_spelling import choose_spelling, format_no_verify_option, format_option
 from ..utils.text_format import (
     format_command_path,
@@ -272,7 +272,7 @@ class RewriteReport(Document):
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON that `--format json` prints."""
         return {
-            "schema": 1, "tool": "mil-ane-passes", "version": __version__, "command": "rewrite",
+            **make_json_header("rewrite"),
             "source": self.source, "output": self.output, "status": self.status, "preset": self.preset,
             "target": self.target, "passes": self.passes, "changed": self.changed, "verified": self.verified,
             "traces": [trace.to_dict() for trace in self.traces],

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from .._version import __version__
 from ..neuralnetwork.loading import load_delegate
 from ..package import save
 from ..package.destination import check_file_destination
@@ -19,6 +18,7 @@ from ..package.executorch_blob import Data, flatten_folder, replace_model
 from ..package.executorch_program import Blob, ExecutorchProgram, find_address
 from ..package.file_replacement import replace_file
 from ..utils.errors import InputError
+from ..utils.json_file import make_json_header
 from ..utils.option_spelling import format_option
 from ..utils.text_format import format_lines, format_short_repr
 from .rewrite import RewriteOptions, RewriteReport, rewrite_model
@@ -50,7 +50,7 @@ class ExecutorchRewriteReport(RewriteReport):
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON that `--format json` prints."""
         return {
-            "schema": 1, "tool": "mil-ane-passes", "version": __version__, "command": "rewrite", "format": "executorch",
+            **make_json_header("rewrite"), "format": "executorch",
             "source": self.source, "output": self.output, "status": self.status, "preset": self.preset,
             "target": self.target, "passes": self.passes, "changed": self.changed, "verified": self.verified,
             "delegates": {name: each.to_dict() for name, each in self.delegates.items()}, "others": dict(self.others),

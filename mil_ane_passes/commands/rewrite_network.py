@@ -11,7 +11,6 @@ from typing import Any
 
 import coremltools as ct
 
-from .._version import __version__
 from ..equivalence.comparison import Strictness
 from ..equivalence.equivalence import VerifyReport, compare_programs
 from ..equivalence.user_inputs import UserInputs
@@ -33,6 +32,7 @@ from ..passes.contract import Exactness
 from ..passes.coremltools_setup import silence_coremltools
 from ..utils.budget import share_budget
 from ..utils.errors import InputError, LimitReached, NotSupported
+from ..utils.json_file import make_json_header
 from ..utils.option_spelling import format_no_verify_option, format_option
 from ..utils.text_format import format_count, format_lines, format_short_repr
 from .rewrite import RewriteOptions, RewriteReport
@@ -80,7 +80,7 @@ class NetworkRewriteReport(RewriteReport):
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON that `--format json` prints."""
         return {
-            "schema": 1, "tool": "mil-ane-passes", "version": __version__, "command": "rewrite",
+            **make_json_header("rewrite"),
             "format": "neuralNetwork", "source": self.source, "output": self.output, "status": self.status,
             "preset": self.preset, "target": self.target, "passes": self.passes, "changed": self.changed,
             "verified": self.verified, "traces": [trace.to_dict() for trace in self.traces],

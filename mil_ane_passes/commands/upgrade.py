@@ -8,9 +8,9 @@ from dataclasses import KW_ONLY, dataclass, field
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from .._version import __version__
 from ..package.manifest import check_network_path
 from ..utils.errors import InputError
+from ..utils.json_file import make_json_header
 from ..utils.text_format import escape_text, format_command_path, format_count, format_lines
 from .options import add_format_option, add_options, argument, command, flag, read_options
 from .output import print_report, show_progress
@@ -53,7 +53,7 @@ class UpgradeReport:
     expanded: dict[str, int]
 
     def to_dict(self) -> dict[str, Any]:
-        return {"schema": 1, "tool": "mil-ane-passes", "version": __version__, "command": "upgrade",
+        return {**make_json_header("upgrade"),
                 "source": self.source, "output": self.output, "layers": self.layers, "renamed": self.renamed,
                 "expanded": self.expanded}
 

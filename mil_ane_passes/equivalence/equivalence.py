@@ -18,6 +18,7 @@ from ..ir.query import iterate_ops
 from ..passes.contract import Exactness
 from ..runtime.quirks.base import Quirk
 from ..utils.errors import InputError, LimitReached
+from ..utils.json_file import make_json_header
 from ..utils.option_spelling import format_option
 from ..utils.text_format import escape_text, format_count, format_lines, format_short_repr
 from ..utils.upgraded_source import UpgradedSource, upgrades_to_dict
@@ -155,7 +156,8 @@ class VerifyReport:
             self.status, self.reason = "not verified", reason
 
     def to_dict(self) -> dict[str, Any]:
-        return {"schema": 1, "status": self.status, "exactness": self.exactness.value, "equal_bits": self.equal_bits,
+        return {**make_json_header("verify"),
+                "status": self.status, "exactness": self.exactness.value, "equal_bits": self.equal_bits,
                 "tolerance": self.tolerance, "accuracy": self.accuracy.limits() if self.accuracy else None,
                 "quirks": list(self.quirks), "reason": self.reason, "notes": self.notes, "sampled": list(self.sampled),
                 "first_difference": self.first.to_dict() if self.first else None,

@@ -10,7 +10,6 @@ from typing import Any
 
 from coremltools.converters.mil.mil import Operation, Var, types
 
-from .._version import __version__
 from ..ane.agreement import Agreement
 from ..ane.buffers import Buffer, list_buffers
 from ..ane.latency import LatencyReport, OpLatency, estimate_latency
@@ -23,6 +22,7 @@ from ..passes.finding import Finding, build_finding
 from ..passes.plan import Plan, Row
 from ..passes.severity import DEFAULT_FAIL_ON, Severity
 from ..utils.garbage_collection import pause_garbage_collection
+from ..utils.json_file import make_json_header
 from ..utils.locking import synchronized_property
 from ..utils.text_format import format_short_repr
 from ..utils.upgraded_source import UpgradedSource, upgrades_to_dict
@@ -159,7 +159,7 @@ class LintReport(Document):
         told = {id(row): each for row, each in self.measured.match.pairs} if self.measured is not None else {}
         latency = {(op.function, op.index): op for op in self.latency.ops} if self.latency is not None else {}
         return {
-            "schema": LINT_SCHEMA, "tool": "mil-ane-passes", "version": __version__, "command": "lint",
+            **make_json_header("lint", LINT_SCHEMA),
             "model": self.model, "target": self.target,
             "ops": [{**_op_to_dict(row, fixes.get((row.function, row.index))),
                      **_latency_to_dict(latency.get((row.function, row.index))),

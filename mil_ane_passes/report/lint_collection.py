@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from .._version import __version__
 from ..passes.severity import Severity
+from ..utils.json_file import make_json_header
 from ..utils.text_format import escape_text, format_count
 from .baseline import LINT_SCHEMA
 from .formats import format_report
@@ -131,7 +131,7 @@ class LineCollection:
 
 def build_heading(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Build the keys that JSON about several packages begins with."""
-    return {"schema": LINT_SCHEMA, "tool": "mil-ane-passes", "version": __version__, "command": "lint", **settings}
+    return {**make_json_header("lint", LINT_SCHEMA), **settings}
 
 
 @dataclass

@@ -103,6 +103,19 @@ def test_the_next_step_of_a_report_in_python_is_spelled_for_python(idle):
     assert str(rewrite(idle)).endswith("next: preset='full' runs more passes")
 
 
+@pytest.mark.parametrize("line", [
+    "lint IN", "rewrite IN --dry-run", "verify IN IN", "calibrate IN", "run IN --feeds FEEDS -o OUT.npz",
+    "edit IN -o OUT.mlpackage --io fp16", "passes", "patches", "config", "explain ANE301", "explain guard",
+], ids=lambda line: line.partition(" IN")[0].replace(" ", "-"))
+def test_the_json_of_each_command_names_its_origin(source, tmp_path, capsys, line):
+    np.savez(tmp_path / "feeds.npz", mel=np.zeros((1, 8, 20), np.float32))
+    words = line.replace("IN", str(source)).replace("FEEDS", str(tmp_path / "feeds.npz"))
+    assert main([*words.replace("OUT", str(tmp_path / "out")).split(), "--format", "json"]) in (0, 1)
+    data = strict(capsys.readouterr().out)
+    assert list(data)[:4] == ["schema", "tool", "version", "command"]
+    assert (data["tool"], data["version"], data["command"]) == ("mil-ane-passes", __version__, line.split()[0])
+
+
 @pytest.mark.parametrize("output", [[], ["-o", "out.mlpackage"]])
 def test_a_dry_run_writes_nothing(source, output, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
