@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
@@ -395,7 +396,7 @@ class RewriteReport(Document):
         tries = [f"{more} runs more passes"] * safe
         tries += [f"{choose_spelling('--max-growth none', 'max_growth=None')} keeps reverted rewrites"] * bool(
             self.reverted)
-        if not self.output:
+        if not self.output or not os.path.exists(self.source):  # a model in memory has no command
             return [f"next: {'; '.join(tries)}"] if tries else []
         words = "; ".join(["  This lists the ops that are off the ANE, with reasons", *tries])
         return [f"next: {self._format_lint_command(self.source)}", f"{words}."]

@@ -74,7 +74,9 @@ def open_source(source: Any) -> OpenedSource:
         converted = getattr(source, "_mil_program", None)
         if isinstance(converted, Program):
             copy_scopes(converted, package.program)
-        return _open_package(package)
+        # coremltools removes the package of a converted model at exit: its path is of no use in printed commands
+        unsaved = package.upgraded is None and getattr(source, "is_temp_package", False)
+        return _open_package(package, "a model in memory" if unsaved else None)
     if is_network(source):
         return _open_package(upgrade_to_package(source, "the model"))
     spec = "; save a spec first: ct.models.MLModel(spec, weights_dir=...).save(path)"

@@ -106,6 +106,16 @@ def test_every_command_of_lint_and_rewrite_runs_as_printed(package, tmp_path, ca
             assert shlex.split(after)[1] == "lint" and "--target m4" in after
 
 
+def test_a_model_that_was_not_saved_is_not_named_by_its_temporary_path(tmp_path):
+    model = ct.convert(vocoder(), convert_to="mlprogram", minimum_deployment_target=ct.target.iOS17,
+                       skip_model_load=True)
+    text = str(ane.lint(model, target="m4"))
+    assert text.startswith("a model in memory on m4: ") and "mil_ane_passes.rewrite(..., " in text
+    assert not printed(text) and model.package_path not in text
+    report = ane.rewrite(model, tmp_path / "out.mlpackage", passes="product_by_parts")
+    assert report.status == "unchanged" and not printed(str(report)), str(report)
+
+
 def test_lookups_are_cut_off_by_one_command_and_what_is_left_has_none(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     save_program(lookups(), "m.mlpackage")
