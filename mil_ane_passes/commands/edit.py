@@ -422,7 +422,7 @@ class EditReport:
         if self.weight_bytes_after not in (None, self.weight_bytes_before):
             lines.append(f"weights: {self.weight_bytes_before} -> {self.weight_bytes_after} bytes")
         if self.verification is not None:
-            lines.append(f"compared with the source: {self.verification}")
+            lines += f"compared with the source: {self.verification}".split("\n")
         return format_lines([*lines, self._format_outcome()])
 
     def _format_outcome(self) -> str:

@@ -140,7 +140,10 @@ class Parser(argparse.ArgumentParser):
             name = unknown.partition("=")[0]
             super().error(
                 escape_text(f"no option {name}; {self.prog} --help lists the options{self._suggest_option(name)}"))
-        return found, self._take_positionals(found, rest)
+        rest = self._take_positionals(found, rest)
+        if rest:  # here, with the usage of the command; argparse would print that of the program
+            self.error(f"unrecognized arguments: {' '.join(rest)}")
+        return found, rest
 
     def _suggest_option(self, name: str) -> str:
         """Return the text that suggests an option: one that has `name` as a value (`--html`), or the nearest."""

@@ -33,6 +33,8 @@ def test_an_option_that_is_not_there(arguments, error, capsys):
     (["lint", "a", "--format", "htm"], "did you mean 'html'?"),
     (["verify", "a", "b", "--precision", "flt32"], "did you mean 'float32'?"),
     (["trace", "a"], "did you mean 'run --trace'?"),
+    (["edit", "a", "-o", "b", "--rename", "c=d", "e=f"],
+     "unrecognized arguments: e=f; mil-ane-passes edit --help tells more"),
     (["qqqqqq"], "mil-ane-passes --help tells more"),
     (["verify", "a"], "required: B; mil-ane-passes verify --help tells more"),
 ])

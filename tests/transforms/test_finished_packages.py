@@ -39,6 +39,7 @@ def test_an_option_of_its_own(tmp_path, capsys, option):
     assert main(["edit", str(source), "-o", str(tmp_path / "out.mlpackage"), flag, "--verify"]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith(f"{flag}  ") and "compared with the source: equal in" in printed, printed
+    assert "\n  sampled: normal draws" in printed and "\\n" not in printed
     assert GONE[option] not in types_of(tmp_path / "out.mlpackage") and tree(source) == before
     host_takes(tmp_path / "out.mlpackage")
 
