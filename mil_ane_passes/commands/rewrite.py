@@ -352,6 +352,11 @@ class RewriteReport(Document):
             lines += ["not rewritten (near misses):", *near[:_MAX_MATCHES_LISTED], *_format_remainder_lines(near)]
         if self.changed:
             lines.append(f"ops: {self.ops_before} -> {self.ops_after}" + self._format_weights())
+        if self.preset == "full" and not {name for name, each in get_all_rewrites().items()
+                                          if each.preset == "full"} <= set(self.passes):
+            both = choose_spelling("--passes full,...", "passes='full,...'")
+            lines.append(f"{format_option('passes')} replaces {choose_spelling('--preset full', 'preset=')}; "
+                         f"{both} runs both")
         lines += [f"{name}: a {kind}, unchanged" for name, kind in self.left_out.items()]
         if self.verify is not None:
             lines += str(self.verify).split("\n")

@@ -96,7 +96,15 @@ def test_rewrite_copies_what_needs_nothing(idle, tmp_path, capsys):
 
 def test_the_next_step_is_not_the_preset_that_the_named_passes_override(idle, tmp_path, capsys):
     assert main(["rewrite", idle, "-o", str(tmp_path / "out.mlpackage"), "--preset", "full", "--passes", "safe"]) == 0
-    assert "; --passes full runs more passes." in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert said.startswith("--passes replaces --preset full; --passes full,... runs both\n")
+    assert "; --passes full runs more passes." in said
+
+
+def test_a_preset_that_is_among_the_passes_is_not_said_to_be_replaced(idle, capsys):
+    for given in (["--preset", "full"], ["--preset", "full", "--passes", "full,fp16_io"], ["--passes", "fp16_io"]):
+        assert main(["rewrite", idle, "--dry-run", *given]) == 0
+        assert "replaces" not in capsys.readouterr().out, given
 
 
 def test_the_next_step_of_a_report_in_python_is_spelled_for_python(idle):
