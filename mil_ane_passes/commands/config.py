@@ -13,7 +13,9 @@ from typing import Any
 
 from ..passes.options import read_field_docs
 from ..passes.severity import DEFAULT_FAIL_ON
+from ..passes.targets import parse_target, split_targets
 from ..report.table import format_table
+from ..utils.errors import InputError
 from ..utils.json_file import make_json_header
 from ..utils.text_format import format_lines
 from .options import add_format_option, add_options
@@ -35,8 +37,19 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    print_report(Configuration(read_chosen_settings(arguments.config, arguments.no_config)), arguments.format)
+    settings = read_chosen_settings(arguments.config, arguments.no_config)
+    _check_target(settings)
+    print_report(Configuration(settings), arguments.format)
     return 0
+
+
+def _check_target(settings: Settings) -> None:
+    """Raise the error of `lint` for a wrong target; names of rules need coremltools, and are checked there."""
+    try:
+        for name in split_targets(settings.target or "all"):
+            parse_target(name)
+    except InputError as error:
+        raise InputError(f"{settings.file}: {error}") from error
 
 
 @dataclass(frozen=True)

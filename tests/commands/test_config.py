@@ -70,5 +70,8 @@ def test_the_text_is_a_table(project, capsys):
 def test_mistakes_in_the_file_are_those_of_lint(project, capsys):
     (project / "pyproject.toml").write_text("[tool.mil_ane_passes]\nfail-udner = 3\n")
     assert main(["config"]) == 2 and "did you mean 'fail-under'?" in capsys.readouterr().err
+    (project / "pyproject.toml").write_text("[tool.mil_ane_passes]\ntarget = 'm1,mm4'\n")
+    assert main(["config"]) == 2
+    assert capsys.readouterr().err.startswith(f"mil-ane-passes: {project / 'pyproject.toml'}: target 'mm4' is unknown")
     assert main(["config", "--config", "none.cfg"]) == 2
     assert main(["config", "--config", "a.cfg", "--no-config"]) == 2
