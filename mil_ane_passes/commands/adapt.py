@@ -21,7 +21,7 @@ from ..package.destination import find_enclosing_package, has_overlap
 from ..package.manifest import check_model_path
 from ..utils.errors import InputError
 from ..utils.json_file import make_json_header
-from ..utils.option_spelling import format_option, format_option_values
+from ..utils.option_spelling import choose_spelling, format_option, format_option_values
 from ..utils.text_format import escape_text, format_command_path, format_lines
 from .adapt_decoder import LOGIT_BOUND, check_sizes, write_decoder
 from .adapt_encoder import RESULT_BOUND, write_encoder
@@ -235,7 +235,7 @@ def _plan(options: AdaptOptions, draft: Draft, where: str) -> tuple[str, Callabl
 def _check_target(options: AdaptOptions, source: Path) -> Path:
     """Return the folder to write. Raises InputError if it cannot be written."""
     if options.dst is None:
-        raise InputError("no output; expected a folder to write")
+        raise InputError(f"no output given; expected {choose_spelling('-o FOLDER', 'a folder to write')}")
     target = Path(os.path.abspath(options.dst))
     if has_overlap(os.path.realpath(source), os.path.realpath(target)):
         raise InputError(f"output '{target}': leads to the source package '{source}', into it or around it; expected "

@@ -497,7 +497,7 @@ def _write_embedding(
         found |= describe_table(table, _EMBEDDING)
         for name, file in found["files"].items():
             np.save(folder / file, arrays[name])
-        cost = f"the caller reads rows of {nbytes:,} bytes in files, {crossing:,} bytes cross a token"
+        cost = f"the caller reads rows from files of {nbytes:,} bytes, {crossing:,} bytes cross a token"
     else:
         cost = (f"each call reads all {nbytes:,} bytes of the table and multiplies {structure.vocabulary:,} rows, "
                 f"where a lookup reads one; {crossing:,} bytes cross a token")
