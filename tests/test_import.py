@@ -165,7 +165,7 @@ ALLOWED = {
     "neuralnetwork": {"neuralnetwork", "package", "passes", "ir", "utils"},
     "transforms": {"transforms", "package", "passes", "ir", "utils"},
     "runtime": {"runtime", "neuralnetwork", "package", "passes", "ir", "utils"},
-    "equivalence": {"equivalence", "runtime", "passes", "ir", "utils"},
+    "equivalence": {"equivalence", "runtime", "passes", "ir", "utils", "_version"},
     "torch_frontend": {"torch_frontend", "equivalence", "runtime", "passes", "ir", "utils"},
     "testing": {"testing", "equivalence", "runtime", "package", "ane", "passes", "ir", "utils"},
     "report": {"report", "transforms", "package", "ane", "passes", "ir", "utils", "_version"},

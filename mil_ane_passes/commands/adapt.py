@@ -17,10 +17,10 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
+from .._version import make_json_header
 from ..package.destination import find_enclosing_package, has_overlap
 from ..package.manifest import check_model_path
 from ..utils.errors import InputError
-from ..utils.json_file import make_json_header
 from ..utils.option_spelling import choose_spelling, format_option, format_option_values
 from ..utils.text_format import escape_text, format_command_path, format_lines
 from .adapt_decoder import LOGIT_BOUND, check_sizes, write_decoder

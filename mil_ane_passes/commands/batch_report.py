@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .._version import make_json_header
 from ..report.table import format_table
-from ..utils.json_file import make_json_header
 from ..utils.text_format import format_count, format_lines, format_short_repr
 
 __all__ = ["BatchItem", "BatchReport"]

@@ -74,7 +74,8 @@ def _reject_program(source: Source) -> Source:
     if source.error or not is_program_path(source.path):
         return source
     return Source(source.path, source.name, f"{source.path}: an ExecuTorch program; expected an .mlpackage or "
-                                            ".mlmodel: lint and rewrite read programs, one at a time")
+                                            ".mlmodel: lint and rewrite read programs, one at a time, and "
+                                            "`mil-ane-passes rewrite IN.pte/METHOD/N -o OUT.mlpackage` writes a delegate")
 
 
 def _list_delegates(source: Source) -> list[Source]:

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from .._version import make_json_header
 from ..package.manifest import check_model_path
 from ..report.table import format_table
 from ..utils.budget import DEFAULT_MAX_STEPS, share_budget
 from ..utils.errors import InputError
-from ..utils.json_file import make_json_header
 from ..utils.option_spelling import format_option
 from ..utils.text_format import format_count, format_lines, format_short_repr
 from ..utils.upgraded_source import UpgradedSource, upgrades_to_dict

@@ -12,10 +12,11 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .._version import make_json_header
 from ..package.manifest import check_model_path
 from ..report.table import format_table
 from ..utils.errors import InputError
-from ..utils.json_file import MEASUREMENT_FORM, expect_json_file, make_json_header
+from ..utils.json_file import MEASUREMENT_FORM, expect_json_file
 from ..utils.option_spelling import choose_spelling, format_option
 from ..utils.text_format import format_count, format_lines, format_short_repr
 from ..utils.upgraded_source import UpgradedSource, upgrades_to_dict

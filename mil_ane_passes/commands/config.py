@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .._version import make_json_header
 from ..passes.options import read_field_docs
 from ..passes.severity import DEFAULT_FAIL_ON
 from ..passes.targets import parse_target, split_targets
 from ..report.table import format_table
 from ..utils.errors import InputError
-from ..utils.json_file import make_json_header
 from ..utils.text_format import format_lines
 from .options import add_format_option, add_options
 from .output import print_report

@@ -12,13 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .._version import make_json_header
 from ..package.copy_ahead import CopyAhead
 from ..package.destination import check_destination
 from ..package.manifest import check_package_path
 from ..transforms.contract import MAX_PARTS, PART_SUFFIXES, build_part_path
 from ..utils.errors import InputError
 from ..utils.garbage_collection import pause_garbage_collection
-from ..utils.json_file import make_json_header
 from ..utils.locking import synchronized_property
 from ..utils.option_spelling import format_option, format_option_values
 from ..utils.text_format import format_lines, format_short_repr

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .._version import make_json_header
 from ..passes.evidence import format_evidence
 from ..passes.rule_lookup import RuleKeys, find_rule_name
 from ..torch_frontend.registry import is_patch_key
 from ..utils.errors import InputError
-from ..utils.json_file import make_json_header
 from .options import add_format_option
 from .output import print_report
 from .pages import Facts, load_layer_rule_pages, load_patch_pages, load_rule_pages

@@ -12,9 +12,9 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
+from .._version import make_json_header
 from ..package.executorch_program import find_address
 from ..utils.errors import InputError
-from ..utils.json_file import make_json_header
 from ..utils.text_format import escape_text, format_count, format_lines
 from .batch_sources import BACKUP_SUFFIX, Source
 from .options import flag

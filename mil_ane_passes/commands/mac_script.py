@@ -13,10 +13,9 @@ from os import PathLike
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from .._version import __version__
+from .._version import __version__, make_json_header
 from ..package.manifest import check_model_path
 from ..utils.errors import InputError
-from ..utils.json_file import make_json_header
 from ..utils.option_spelling import choose_spelling, format_option
 from ..utils.text_format import escape_text, format_lines, format_short_repr
 from .options import (

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .._version import make_json_header
 from ..passes.evidence import format_evidence
 from ..passes.severity import Severity
 from ..report.table import format_table
-from ..utils.json_file import make_json_header
 from .options import add_format_option
 from .output import print_report
 from .pages import Facts, load_rule_pages

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .._version import make_json_header
 from ..passes.severity import Severity
-from ..utils.json_file import make_json_header
 from ..utils.text_format import format_lines
 from .options import add_format_option
 from .output import print_report

@@ -12,13 +12,13 @@ from pathlib import Path
 from shlex import join
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from .._version import make_json_header
 from ..package.copy_ahead import CopyAhead
 from ..package.manifest import check_model_path
 from ..passes.max_growth import DEFAULT_MAX_GROWTH, parse_max_growth
 from ..report.document import Document, build_document, build_fragment
 from ..utils.budget import DEFAULT_MAX_STEPS, share_budget
 from ..utils.errors import InputError
-from ..utils.json_file import make_json_header
 from ..utils.option_spelling import choose_spelling, format_no_verify_option, format_option
 from ..utils.text_format import (
     format_command_path,

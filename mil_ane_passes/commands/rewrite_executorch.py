@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from .._version import make_json_header
 from ..neuralnetwork.loading import load_delegate
 from ..package import save
 from ..package.destination import check_file_destination
@@ -18,7 +19,6 @@ from ..package.executorch_blob import Data, flatten_folder, replace_model
 from ..package.executorch_program import Blob, ExecutorchProgram, find_address
 from ..package.file_replacement import replace_file
 from ..utils.errors import InputError
-from ..utils.json_file import make_json_header
 from ..utils.option_spelling import format_option
 from ..utils.text_format import format_lines, format_short_repr
 from .rewrite import RewriteOptions, RewriteReport, rewrite_model

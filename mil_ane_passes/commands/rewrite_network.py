@@ -11,6 +11,7 @@ from typing import Any
 
 import coremltools as ct
 
+from .._version import make_json_header
 from ..equivalence.comparison import Strictness
 from ..equivalence.equivalence import VerifyReport, compare_programs
 from ..equivalence.user_inputs import UserInputs
@@ -32,7 +33,6 @@ from ..passes.contract import Exactness
 from ..passes.coremltools_setup import silence_coremltools
 from ..utils.budget import share_budget
 from ..utils.errors import InputError, LimitReached, NotSupported
-from ..utils.json_file import make_json_header
 from ..utils.option_spelling import format_no_verify_option, format_option
 from ..utils.text_format import format_count, format_lines, format_short_repr
 from .rewrite import RewriteOptions, RewriteReport

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from coremltools.converters.mil.mil import Program, Var, types
 
+from .._version import make_json_header
 from ..ir.printer import format_dtype
 from ..ir.query import iterate_ops
 from ..passes.contract import Exactness
 from ..runtime.quirks.base import Quirk
 from ..utils.errors import InputError, LimitReached
-from ..utils.json_file import make_json_header
 from ..utils.option_spelling import format_option
 from ..utils.text_format import escape_text, format_count, format_lines, format_short_repr
 from ..utils.upgraded_source import UpgradedSource, upgrades_to_dict

@@ -10,6 +10,7 @@ from typing import Any
 
 from coremltools.converters.mil.mil import Operation, Var, types
 
+from .._version import make_json_header
 from ..ane.agreement import Agreement
 from ..ane.buffers import Buffer, list_buffers
 from ..ane.latency import LatencyReport, OpLatency, estimate_latency
@@ -22,7 +23,6 @@ from ..passes.finding import Finding, build_finding
 from ..passes.plan import Plan, Row
 from ..passes.severity import DEFAULT_FAIL_ON, Severity
 from ..utils.garbage_collection import pause_garbage_collection
-from ..utils.json_file import make_json_header
 from ..utils.locking import synchronized_property
 from ..utils.text_format import format_short_repr
 from ..utils.upgraded_source import UpgradedSource, upgrades_to_dict

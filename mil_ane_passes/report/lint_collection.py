@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from .._version import make_json_header
 from ..passes.severity import Severity
-from ..utils.json_file import make_json_header
 from ..utils.text_format import escape_text, format_count
 from .baseline import LINT_SCHEMA
 from .formats import format_report

@@ -1,4 +1,4 @@
-"""Reading of JSON files supplied by users, and the header of the JSON that commands print.
+"""Reading of JSON files supplied by users.
 
 The forms that several commands read are described here, so that a missing file is reported before modules that need
 coremltools are imported.
@@ -12,19 +12,13 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from .._version import __version__
 from .errors import InputError
 
-__all__ = ["BASELINE_FORM", "MEASUREMENT_FORM", "expect_json_file", "make_json_header", "read_json"]
+__all__ = ["BASELINE_FORM", "MEASUREMENT_FORM", "expect_json_file", "read_json"]
 
 BASELINE_FORM = "make one with `mil-ane-passes lint IN --format json -o FILE`"
 MEASUREMENT_FORM = ("expected the result.json of measure.py (mil-ane-passes mac-script writes it), or a dumped compute "
                     "plan")
-
-
-def make_json_header(command: str, schema: int = 1) -> dict[str, Any]:
-    """Return the first keys of the JSON of a command; `schema` is the version of its format."""
-    return {"schema": schema, "tool": "mil-ane-passes", "version": __version__, "command": command}
 
 
 def expect_json_file(who: str, expected: str) -> Callable[[Path], None]:
