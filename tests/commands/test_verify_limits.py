@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 
 import coremltools as ct
@@ -180,7 +181,8 @@ def test_a_torch_module_from_the_command_line(converted, capsys, factory):
     (["m.mlpackage", "--torch", "my_net:needs"], "missing 1 required positional argument: 'size'"),
     (["m.mlpackage", "--torch", "my_net:count"], "TypeError: 'int' object is not callable"),
 ])
-def test_what_is_no_torch_module_is_said(net, capsys, arguments, said):
+def test_what_is_no_torch_module_is_said(net, fixtures, capsys, arguments, said):
+    shutil.copytree(fixtures / "nothing_to_do.mlpackage", "m.mlpackage")
     code, _, err = verify(capsys, *arguments)
     assert code == 2 and said in err and err.count("\n") == 1
 
