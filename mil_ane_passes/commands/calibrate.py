@@ -113,7 +113,7 @@ def calibrate(options: CalibrateOptions) -> CalibrateReport:
             found = calibrate_program(model.program, make_plans, rules, target=options.target,
                                       progress=options.progress)
     except InputError as error:
-        if not inputs.ranges:
+        if not inputs.ranges or str(error).startswith("ranges:"):  # a wrong name, not a value at an end
             raise
         raise InputError(f"{error}; {format_option('ranges')} includes both ends") from error
     model.check_unchanged()

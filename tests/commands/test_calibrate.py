@@ -249,6 +249,8 @@ def test_ranges_include_both_ends_and_an_error_says_so(saved, capsys):
     assert main(["calibrate", package, "--ranges", "ids=0:100000"]) == 2
     error = capsys.readouterr().err
     assert "expected -100000..99999" in error and error.rstrip().endswith("--ranges includes both ends")
+    assert main(["calibrate", package, "--ranges", "idx=0:3"]) == 2
+    assert capsys.readouterr().err.endswith("no input 'idx'; expected ids; did you mean 'ids'?\n")
     assert main(["calibrate", package, "--ranges", "ids=0:99994"]) == 0
 
 
