@@ -402,6 +402,18 @@ def test_the_printed_command_of_the_script_can_be_pasted(llama):
     assert said[-1] == "next: python '/a folder/out/generate.py' --ids 1,2,3 --runtime reference"
 
 
+def test_a_script_says_when_the_context_is_full(llama, monkeypatch, capsys):
+    from mil_ane_passes.report.decoder import generate
+
+    monkeypatch.setattr(generate, "__file__", str(llama[1] / "generate.py"))
+    monkeypatch.setattr(generate, "generate", lambda *_: [4, 5])
+    assert generate.main(["--ids", "1,2", "--steps", "2", "--runtime", "reference"]) == 0
+    assert capsys.readouterr().err == ""
+    assert generate.main(["--ids", "1,2", "--steps", "3", "--runtime", "reference"]) == 0
+    context = json.loads((llama[1] / "manifest.json").read_text())["context"]
+    assert capsys.readouterr().err == f"generate.py: stopped after 2 tokens, as the context of {context} is full\n"
+
+
 def test_a_script_off_a_mac_names_the_runtime_to_use(llama, monkeypatch, capsys):
     from mil_ane_passes.report.decoder import generate
 

@@ -263,6 +263,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, ImportError, OSError) as error:
         print(f"generate.py: {error}", file=sys.stderr)
         return 2
+    if len(tokens) < arguments.steps:
+        print(f"generate.py: stopped after {len(tokens)} tokens, as the context of {decoder.context} is full",
+              file=sys.stderr)
     print(json.dumps({"tokens": tokens}) if arguments.json else " ".join(map(str, tokens)))
     return 0
 
