@@ -272,8 +272,9 @@ def test_progress_says_how_long_the_rest_may_take(monkeypatch, seconds, left):
 def test_the_report_as_data():
     report = compare_programs(convolved(), convolved(2.0), seeds=1, exactness=Exactness.BITWISE)
     data = report.to_dict()
-    assert list(data) == ["schema", "tool", "version", "command", "status", "exactness", "equal_bits", "tolerance", "accuracy", "quirks", "reason",
-                          "notes", "sampled", "first_difference", "ops", "cases"]
+    assert list(data) == [
+        "schema", "tool", "version", "command", "status", "exactness", "equal_bits", "tolerance", "accuracy", "quirks",
+        "reason", "notes", "sampled", "first_difference", "ops", "cases"]
     assert data["tolerance"] is None and data["quirks"] == []
     assert (data["schema"], data["status"], data["exactness"]) == (1, "different", "bitwise")
     assert [each.partition(":")[0] for each in data["sampled"]] == [
