@@ -73,8 +73,8 @@ def find_programs(given: Paths, folder: Path | None) -> list[str]:
 def _reject_program(source: Source) -> Source:
     if source.error or not is_program_path(source.path):
         return source
-    error = (f"{source.path}: an ExecuTorch program; expected an .mlpackage or .mlmodel: lint and rewrite read programs, "
-             "one at a time, and `mil-ane-passes rewrite IN.pte/METHOD/N -o OUT.mlpackage` writes a delegate")
+    error = (f"{source.path}: an ExecuTorch program; expected an .mlpackage or .mlmodel: lint and rewrite read "
+             "programs, one at a time, and `mil-ane-passes rewrite IN.pte/METHOD/N -o OUT.mlpackage` writes a delegate")
     return Source(source.path, source.name, error)
 
 
