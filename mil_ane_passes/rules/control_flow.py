@@ -11,8 +11,9 @@ from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry
 from ..ane.op_support import OpSupport, find_dynamic_inputs
 from ..ir.query import get_contradiction, get_flat_inputs, is_const, is_opaque, is_used, plain_type
 from ..passes.contract import BlockRule, Example, Hit, Miss, Rule
-from ..passes.evidence import cite_2020_layer_list, cite_m4_study, cite_private_route, cite_surgery_tip
+from ..passes.evidence import Vendor, cite_2020_layer_list, cite_m4_study, cite_private_route, cite_surgery_tip
 from ..passes.examples import build_program, make_example
+from ..passes.severity import Severity
 from ..utils.text_format import format_count
 from ._unsupported_ops import UnsupportedOps, make_unsupported_hit
 
@@ -81,24 +82,26 @@ def _build_loop() -> Program:
     return build_program(build_body, dtype=types.fp16, x=(2, 3))
 
 
+def _build_unknown_op() -> Program:
+    program = build_program(lambda x: Builder.relu(x=x, name="y"), x=(2, 3))
+    program.functions["main"].find_ops(op_type="relu")[0].opaque = True  # as the reader marks ops that it does not know
+    return program
+
+
 class CustomLayer(BlockRule):
     """A custom layer runs on the CPU or GPU, depending on its implementation, but never on the ANE.
 
-    why     A custom layer is implemented by the app. It is on lists of layers that leave the ANE since 2020. A classify
-            op returns a label and a dictionary, which are not tensors. The support of an op that the installed
-            coremltools cannot read is unknown.
-    when    custom_layer and classify. As a guess, ops that this version of coremltools does not know, or whose inputs
-            it rejects.
+    why     A custom layer is implemented by the app. It is on lists of layers that leave the ANE since 2020. The
+            support of an op that the installed coremltools cannot read is unknown.
+    when    custom_layer. As a guess, ops that this version of coremltools does not know, or whose inputs it rejects.
     fix     Implement the layer with Core ML ops (a composite op in the converter), or split the model before and after
-            it, at the values in the finding. classify: return the probabilities and look up the label in the app; as it
-            is the last op, it costs one transition. Unknown op: use a newer coremltools.
+            it, at the values in the finding. Unknown op: use a newer coremltools.
     no fix  The code of the layer is in the app, not in the package.
     """
 
     code, slug = "ANE219", "custom-layer"
     refuses, confidence = True, "high"
-    advice = ("Implement it with Core ML ops, or split the model before and after it (edit --split-at); for a "
-              "classifier, return the probabilities.")
+    advice = "Implement it with Core ML ops, or split the model before and after it (edit --split-at)."
     evidence = (
         cite_2020_layer_list("custom layers do not run on the ANE"),
     )
@@ -113,18 +116,41 @@ class CustomLayer(BlockRule):
                     split_at=_find_split_points(op),
                     note=f"the custom layer {name or op.name} is implemented by the app{_describe_split_points(op)}",
                 )
-            elif op.op_type == "classify":
-                yield make_unsupported_hit(self, op, "classify returns a label and a dictionary, which are not tensors")
             elif is_opaque(op) and not op.op_type.startswith("constexpr_"):
                 yield Hit(op, note=_describe_unreadable(op), sure=False)
 
     def examples(self) -> Iterable[Example]:
+        yield Example("unknown op", _build_unknown_op)
+        yield make_example("plain", lambda x: Builder.relu(x=x, name="y"), reason="", x=(2, 3))
+
+
+class ClassifierLabel(Rule):
+    """The label of a classifier is looked up on the CPU, after all other ops.
+
+    why     A classify op returns a label and a dictionary, which are not tensors. As it is the last op, it costs one
+            transition.
+    when    Any classify op: Core ML's interface of a classifier needs it.
+    fix     None is needed. To save the transition, return the probabilities and look up the label in the app.
+    no fix  Without the op, the outputs of the model would be others.
+    """
+
+    code, slug = "ANE244", "classifier-label"
+    roots = ("classify",)
+    refuses, confidence, severity = True, "high", Severity.SUGGESTION
+    advice = "Needed for a classifier's outputs; to save one transition, return the probabilities."
+    evidence = (
+        Vendor("classify returns a label and a dictionary of the classes and their probabilities",
+               source="https://github.com/apple/coremltools/blob/9.0/coremltools/converters/mil/mil/ops/defs/iOS15/"
+                      "classify.py"),
+    )
+
+    def match(self, op: Operation) -> Hit | Miss:
+        return make_unsupported_hit(self, op, "classify returns a label and a dictionary, which are not tensors")
+
+    def examples(self) -> Iterable[Example]:
         yield make_example(
-            "classifier",
-            lambda x: Builder.classify(probabilities=x, classes=Builder.const(val=mil_list(["cat", "dog"]))),
-            dtype=types.fp32,
-            x=(1, 2),
-        )
+            "labels", lambda x: Builder.classify(probabilities=x, classes=Builder.const(val=mil_list(["cat", "dog"]))),
+            dtype=types.fp32, x=(1, 2))
         yield make_example("plain", lambda x: Builder.relu(x=x, name="y"), reason="", x=(2, 3))
 
 

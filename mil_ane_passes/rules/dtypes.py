@@ -32,7 +32,7 @@ _MAX_KINDS_NAMED = 4
 _INT32_MESSAGE = "Unsupported tensor data type: int32"
 _LOOKUP_OPS = ("gather", "gather_along_axis", "gather_nd", "one_hot", "scatter", "scatter_nd", "scatter_along_axis")
 _EXEMPT_OPS = frozenset({"const", "cast", "classify"})
-"Ops whose dtypes do not matter because they compute nothing; custom_layer reports classify."
+"Ops whose dtypes do not matter because they compute nothing; classifier-label reports classify."
 _OPS_WITH_OWN_RULE = frozenset({
     "one_hot", "band_part", "argsort", "reduce_argmax", "reduce_argmin", "non_maximum_suppression", "topk", "range_1d",
     "non_zero", "sliding_windows", "crop_resize", "scatter", "scatter_nd", "scatter_along_axis", "lstm", "gru",

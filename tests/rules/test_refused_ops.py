@@ -11,6 +11,7 @@ from coremltools.converters.mil.mil import Function, Program, types
 
 import mil_ane_passes as ane
 from mil_ane_passes.ane import predict_plan
+from mil_ane_passes.commands.main import main
 from mil_ane_passes.passes.contract import Hit, Rewrite
 from mil_ane_passes.passes.engine import iterate_hits_and_misses
 from mil_ane_passes.passes.examples import build_program, make_weight
@@ -251,5 +252,7 @@ def test_the_label_of_a_classifier(tmp_path):
     net = torch.jit.trace(torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Softmax(-1)), torch.zeros(1, 4))
     ct.convert(net, inputs=[ct.TensorType("x", (1, 4))], classifier_config=ct.ClassifierConfig(["cat", "dog"]),
                skip_model_load=True).save(str(tmp_path / "m.mlpackage"))
-    codes = {item.rule.code: item for item in ane.lint(tmp_path / "m.mlpackage", target="m4").findings}
-    assert codes["ANE219"].op == "classify" and codes["ANE219"].sure
+    report = ane.lint(tmp_path / "m.mlpackage", target="m4")
+    codes = {item.rule.code: item for item in report.findings}
+    assert codes["ANE244"].op == "classify" and codes["ANE244"].sure
+    assert main(["lint", str(tmp_path / "m.mlpackage"), "--target", "m4"]) == 0, "every classifier has the op"
