@@ -922,7 +922,8 @@ class Padding:
             bias = op.inputs.get("attn_mask")
             if bias is None or bias.dtype == types.bool or not _is_hidden(mask.get(bias.rank - 1, FINITE)):
                 raise Refusal(op, "its keys are padded, and its mask does not hide the padding; expected a mask of "
-                                  "floats that is an input")
+                                  "floats that is an input, or a model of fixed length: a causal mask hides ids that "
+                                  "the caller appends")
             if value.get(keys) == ANY or key[keys] == ANY:
                 raise Refusal(op, "the padding of its keys and values may hold NaN or infinities")
         self._set(op, dict.fromkeys(self.samples.find_padded_axes(op.outputs[0], op), ANY if ANY in query.values(
