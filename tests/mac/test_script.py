@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -114,6 +115,14 @@ def test_the_script_needs_little():
     named |= {alias.name.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import)
               for alias in node.names}
     assert named - set(sys.stdlib_module_names) == {"coremltools", "numpy", "PIL"}
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="needs a system other than macOS")
+def test_the_script_measures_on_macos_only(source, tmp_path, capsys):
+    folder, _ = written(tmp_path, capsys, source)
+    done = subprocess.run([sys.executable, str(folder / "measure.py")], capture_output=True, text=True)
+    assert done.returncode == 1 and "expected macOS" in done.stderr and done.stderr.count("\n") == 1
+    assert not (folder / "result.json").exists()
 
 
 def test_numbers_that_differ_are_described(source, tmp_path, capsys):

@@ -331,4 +331,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    if sys.platform != "darwin":
+        sys.exit(f"measure.py: found {platform.system()}; expected macOS: Core ML predicts there only. Copy this "
+                 "folder to a Mac and run it there")
     sys.exit(main())
