@@ -9,6 +9,7 @@ from coremltools.converters.mil.mil import Builder, mil_list, types
 
 import mil_ane_passes as ane
 from mil_ane_passes.passes.examples import build_program
+from mil_ane_passes.rules.control_flow import CustomLayer
 from tests.rewrites.helpers import kinds
 from tests.seeds import FLEXIBLE, X, converted, found, held, numbers, refused, rewritten, rows
 
@@ -97,12 +98,15 @@ def test_looking_up_rows_by_an_input_is_reported():
     assert "gather" in refused(model._mil_program, "m1")
 
 
-def test_custom_layer_is_reported_and_a_classifier_with_it():
+def test_a_custom_layer_and_the_label_of_a_classifier_are_reported():
+    unknown = next(each for each in CustomLayer().examples() if each.name == "unknown op")
+    (custom,) = found(unknown.build(), "custom_layer")
+    assert "--split-at" in custom.fix["advice"]
     built = build_program(lambda x: Builder.classify(
         probabilities=Builder.softmax(x=x), classes=Builder.const(val=mil_list(["a", "b"]))),
         dtype=types.fp32, x=(1, 2), opset=ct.target.iOS15)
-    (item,) = found(built, "custom_layer")
-    assert item.refuses and "--split-at" in item.fix["advice"]
+    (label,) = found(built, "classifier_label")
+    assert label.refuses and "probabilities" in label.fix["advice"]
 
 
 def test_every_op_that_leaves_the_ane_has_its_reason():

@@ -188,7 +188,7 @@ def test_search_and_filters_leave_the_ops_that_fit(show, driver):
         run(driver, "document.querySelector('#filters [type=reset]').click()")
         settled(driver)
     type_search(driver, "no such op")
-    assert rows(driver) == [["No op fits these filters."]]
+    assert rows(driver) == [["No op matches these filters."]]
 
 
 def test_columns_sort_both_ways_and_say_so(show, driver):
@@ -336,7 +336,7 @@ def test_what_a_mac_said_stands_beside_the_prediction(show, driver):
     seen = run(driver, "return document.getElementById('measured').innerText")
     assert seen.startswith("Measured on M4, macOS 26.1") and "partition:" in seen
     basis = run(driver, "return document.getElementById('basis').textContent")
-    assert "The model was not run" not in basis and "What Core ML said of it on M4, macOS 26.1" in basis
+    assert "The model was not run" not in basis and "The report also shows Core ML's measurement on M4, macOS 26.1" in basis
     run(driver, "document.querySelector('#measured-ops .item').click()")
     assert "phase" in details(driver) and "on the ANE, supported on the ANE" in details(driver)
 
@@ -372,7 +372,7 @@ def test_the_label_of_a_segment_is_cut_at_its_end(show, driver):
 def test_a_program_without_ops_says_so(show, driver):
     show("empty")
     assert "no ops" in run(driver, "return document.getElementById('verdict').textContent")
-    assert rows(driver) == [["No op fits these filters."]]
+    assert rows(driver) == [["No op matches these filters."]]
 
 
 def test_the_verdict_counts_unsupported_and_unmeasured_ops_as_lint_does(show, driver):
