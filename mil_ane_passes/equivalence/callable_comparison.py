@@ -6,6 +6,7 @@ Outputs are judged by a tolerance, because the conversion rounded or compressed 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,7 @@ def compare_with_callable(
                           tolerance=None if accuracy else share)
     report.notes += _describe_left_out(program, name, states, followed)
     made = [
-        _zero_other_states(plan, followed)
+        caller.fit_plan(_zero_other_states(plan, followed))
         for plan in build_plans(program, seeds, describe, feeds)
         if plan.function == name
     ]
@@ -100,7 +101,7 @@ def _zero_other_states(plan: Plan, followed: Sequence[str]) -> Plan:
     """Return the plan with zeros in the states that the callable does not have."""
     kept = {name: value for name, value in plan.state.items() if name in followed}
     zeros = {name: np.zeros_like(value) for name, value in plan.state.items() if name not in followed}
-    return Plan(plan.function, plan.label, plan.feeds, kept | zeros, plan.error)
+    return replace(plan, state=kept | zeros)
 
 
 def _compare_run(run: Run, caller: Caller, precision: str, program_first: bool, limit: Accuracy | float) -> Case:

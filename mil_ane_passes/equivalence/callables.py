@@ -5,11 +5,13 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ..utils.errors import InputError
+from .execution import Plan
 
 __all__ = ["Caller", "is_callable_side"]
 
@@ -34,8 +36,9 @@ class Caller:
         """`labels` states that the program is a classifier, for the error about the number of results."""
         if isinstance(given, type):
             raise InputError(f"found the class {given.__name__}; expected an instance of it, or a function")
-        if hasattr(given, "graph_signature") and hasattr(given, "module"):
-            given = given.module()  # a torch ExportedProgram, which cannot be called itself
+        exported = given if hasattr(given, "graph_signature") and hasattr(given, "module") else None
+        if exported is not None:
+            given = exported.module()  # an ExportedProgram cannot be called itself
         self._given, self._inputs, self._outputs, self._labels = given, list(inputs), list(outputs), labels
         self.name = getattr(given, "__name__", None) or type(given).__name__
         torch = sys.modules.get("torch")  # if torch is not imported, `given` cannot be a torch module
@@ -46,6 +49,7 @@ class Caller:
             raise InputError(f"the module {training[0]} is in training mode, in which dropout and batch norm compute "
                              "something else; call its eval() first")
         self._by_name = self._named_inputs()
+        self._bool_inputs = self._find_bool_inputs(exported)
 
     def __call__(self, feeds: Mapping[str, Array], state: dict[str, Array]) -> dict[str, Array]:
         """Return the outputs by name.
@@ -70,6 +74,34 @@ class Caller:
         """
         return [name for name in names if name in self._get_buffers()]
 
+    def fit_plan(self, plan: Plan) -> Plan:
+        """Return a plan whose sampled feeds and states the module can hold as well.
+
+        Models store bools and integers of a module as floats: inputs of bools as 0 and 1, integer buffers as integers.
+        User-supplied feeds stay as they are.
+        """
+        buffers = {name: self._get_buffers()[name] for name in self.states(list(plan.state))}
+        state = {name: _fit_to_buffer(value, buffers[name]) if name in buffers else value
+                 for name, value in plan.state.items()}
+        feeds = {name: (value > 0).astype(value.dtype) if name in self._bool_inputs and not plan.asked else value
+                 for name, value in plan.feeds.items()}
+        return replace(plan, feeds=feeds, state=state)
+
+    def _find_bool_inputs(self, exported: Any) -> set[str]:
+        """Find the inputs that an exported or traced module takes as bools, which models have as numbers."""
+        if self._torch is None:
+            return set()
+        if exported is not None:
+            dtypes = _list_exported_dtypes(exported)
+        elif isinstance(self._given, self._torch.jit.ScriptModule):
+            dtypes = _list_script_dtypes(self._given)
+        else:
+            return set()
+        bools = {name for name, dtype in dtypes if dtype == self._torch.bool}
+        placed = [dtype for name, dtype in dtypes if name not in self._by_name]
+        rest = [name for name in self._inputs if name not in self._by_name]
+        return (bools & self._by_name) | {name for name, dtype in zip(rest, placed) if dtype == self._torch.bool}
+
     def _named_inputs(self) -> set[str]:
         """Return the inputs to pass by name: all or none; for a torch.export module, those exported as keywords."""
         if self._torch is not None and self._is_exported():
@@ -91,8 +123,10 @@ class Caller:
         owned = [*self._given.parameters(), *self._given.buffers()]
         device = owned[0].device if owned else torch.device("cpu")
         floats = next((each.dtype for each in self._given.parameters() if each.is_floating_point()), torch.float32)
-        tensors = {name: torch.from_numpy(value).to(device, _choose_torch_dtype(torch, value, floats))
+        tensors = {name: torch.from_numpy(value != 0 if name in self._bool_inputs else value)
                    for name, value in arguments.items()}
+        tensors = {name: tensor.to(device, _choose_torch_dtype(torch, tensor, floats))
+                   for name, tensor in tensors.items()}
         saved = {name: buffer.clone() for name, buffer in self._given.named_buffers()}
         with torch.no_grad():
             try:
@@ -147,9 +181,35 @@ def _list_parameters(call: Callable[..., Any]) -> set[str]:
     return {each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
 
 
-def _choose_torch_dtype(torch: Any, value: Array, floats: Any) -> Any:
-    kind: str = value.dtype.kind
-    return floats if kind == "f" else torch.bool if kind == "b" else torch.int64
+def _choose_torch_dtype(torch: Any, tensor: Any, floats: Any) -> Any:
+    return floats if tensor.is_floating_point() else torch.bool if tensor.dtype == torch.bool else torch.int64
+
+
+def _list_exported_dtypes(exported: Any) -> list[tuple[str, Any]]:
+    """List the inputs of a torch ExportedProgram with their dtypes; None for those that are not tensors."""
+    made = {node.name: node.meta.get("val") for node in exported.graph.nodes if node.op == "placeholder"}
+    return [(name, getattr(made.get(name), "dtype", None)) for name in exported.graph_signature.user_inputs]
+
+
+def _list_script_dtypes(module: Any) -> list[tuple[str, Any]]:
+    """List the tensors that a TorchScript module expects with their dtypes, which are known for traces alone."""
+    def list_kind(name: str, kind: Any) -> Iterator[tuple[str, Any]]:
+        if kind.kind() == "TupleType":
+            for each in kind.elements():
+                yield from list_kind(name, each)
+        else:
+            yield name, kind.dtype() if kind.kind() == "TensorType" else None
+
+    inputs = list(module.forward.graph.inputs())[1:]
+    return [each for value in inputs for each in list_kind(value.debugName(), value.type())]
+
+
+def _fit_to_buffer(value: Array, buffer: Any) -> Array:
+    """Return the values of a state that a buffer can hold: natural numbers for integers, 0 and 1 for bools."""
+    if buffer.is_floating_point() or buffer.is_complex():
+        return value
+    fitted: Array = (value > 0 if str(buffer.dtype) == "torch.bool" else np.abs(np.rint(value))).astype(value.dtype)
+    return fitted
 
 
 def _iterate_leaves(returned: Any) -> Iterator[Any]:

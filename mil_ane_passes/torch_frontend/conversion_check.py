@@ -117,7 +117,8 @@ class _ConversionCheck:
         for number, plan in enumerate(built):
             state = {name: value if name in self._module.states else np.zeros_like(value)
                      for name, value in plan.state.items()}
-            self._check_one_size(replace(plan, state=state), required=plan.asked or number == 0)
+            self._check_one_size(self._module.fit_plan(replace(plan, state=state)),
+                                 required=plan.asked or number == 0)
         for name in (name for name, finite in self._finite.items() if not finite):
             _log.warning("check: nothing of %s was compared: the torch model returns NaN or infinity for every "
                          "element in every run; pass feeds= with finite results", name)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from coremltools.converters.mil.mil import Program, types
 from ..equivalence.callable_comparison import FP16_TOLERANCE, FP32_TOLERANCE
 from ..equivalence.callables import Caller
 from ..equivalence.comparison import to_arrays
+from ..equivalence.execution import Plan
 from ..runtime import Runtime
 
 __all__ = ["ProgramRunner", "TorchModelRunner"]
@@ -66,6 +68,14 @@ class TorchModelRunner:
         owned = itertools.chain(model.parameters(), model.buffers())
         self.tolerance = FP16_TOLERANCE if any(str(each.dtype) in _HALF_DTYPES for each in owned) else FP32_TOLERANCE
         "The largest allowed deviation of a program in fp32, as a fraction of the largest value."
+
+    def fit_plan(self, plan: Plan) -> Plan:
+        """Return a plan whose sampled feeds and states the module can hold as well, see `Caller`.
+
+        Its feeds are in the order of the program's inputs, but may have other names.
+        """
+        fitted = self._caller.fit_plan(replace(plan, feeds=dict(zip(self._compiled.inputs, plan.feeds.values()))))
+        return replace(fitted, feeds=dict(zip(plan.feeds, fitted.feeds.values())))
 
     def __call__(self, feeds: Mapping[str, Array], state: Mapping[str, Array]) -> dict[str, Array]:
         """Return the outputs by name, and the final states as `state NAME`."""

@@ -218,6 +218,38 @@ def test_what_is_left_in_a_state_counts(frontend):
     checked(Cache().eval(), X, frontend=frontend, states=states, minimum_deployment_target=ct.target.iOS18)
 
 
+@pytest.mark.parametrize("kind", [torch.int64, torch.int32, torch.bool])
+def test_a_buffer_of_integers_holds_integers(kind):
+    class Counter(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(1, dtype=kind))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            before = self.count.to(x.dtype)
+            self.count.copy_((before + 1).to(kind))
+            return x + before
+
+    model = checked(Counter().eval(), X, frontend="export", minimum_deployment_target=ct.target.iOS18)
+    assert ane.verify(Counter().eval(), model).equal
+
+
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+@pytest.mark.parametrize("wrong", [False, True])
+def test_bools_are_given_as_bools_and_both_are_drawn(frontend, wrong, lowered):
+    def hide(x: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x.masked_fill(hidden, -2.5) + 3)
+
+    example = X, torch.zeros(3, 1, dtype=torch.bool)
+    if wrong:  # differs where the mask does not hide alone
+        lowered("relu", lambda x: mb.select(cond=mb.greater(x=x, y=0.6), a=mb.add(x=x, y=1.0), b=mb.relu(x=x)))
+        with pytest.raises(NotEqual, match="relu"):
+            checked(hide, *example, frontend=frontend)
+    else:
+        model = checked(hide, *example, frontend=frontend)
+        assert ane.verify(captured(hide, example, frontend), model).equal
+
+
 @pytest.mark.parametrize("channel_first", [True, False])
 def test_an_image_is_scaled_before_the_torch_model_sees_it(channel_first):
     image = torch.rand((1, 3, 4, 6) if channel_first else (1, 4, 6, 3))
