@@ -108,7 +108,7 @@ class WeightReader:
         if scale.size == 1 and bias.size == 1:
             levels = np.arange(2 ** bits, dtype=np.uint8).view(codes.dtype).astype(np.float32)
             return self._make_lut(codes.view(np.uint8), levels * scale + bias, bits)
-        return self._make_scaled(codes, scale, bias, what, axis)
+        return self._make_scaled(codes, bits, scale, bias, what, axis)
 
     def _make_lut(self, codes: Array, table: Array, bits: int) -> Var:
         """Make a lookup of `codes` (uint8) in `table`."""
@@ -129,7 +129,7 @@ class WeightReader:
         packed = _pack_bits(codes.reshape(-1), wide)
         return mb.constexpr_lut_to_dense(indices=packed, lut=table, shape=np.array(codes.shape, np.uint32))
 
-    def _make_scaled(self, codes: Array, scale: Array, bias: Array, what: str, axis: int) -> Var:
+    def _make_scaled(self, codes: Array, bits: int, scale: Array, bias: Array, what: str, axis: int) -> Var:
         """Make `scale * (codes - offset)` with one scale for each output channel; offset = -bias / scale, in floats."""
         if self.opset < ct.target.iOS18:
             raise InputError(
@@ -145,6 +145,10 @@ class WeightReader:
             codes = np.where(constant.reshape(shape), np.array(1, codes.dtype), codes)
             scale, bias = np.where(constant, bias, scale), np.where(constant, 0, bias)
             scale, codes = np.where(scale == 0, 1, scale), np.where((scale == 0).reshape(shape), 0, codes)
+        if bits <= 4:  # the op stores 4 or 8 bits
+            from coremltools.converters.mil.mil.types import np_uint4_dtype
+
+            codes = codes.astype(np_uint4_dtype)
         result: Var = mb.constexpr_blockwise_shift_scale(
             data=codes, scale=scale.reshape(shape),
             offset=(-bias / scale).reshape(shape))

@@ -6,6 +6,7 @@ import coremltools as ct
 import numpy as np
 import pytest
 import torch
+from coremltools.converters.mil.mil import types
 from coremltools.models import datatypes, neural_network
 from coremltools.models.neural_network.quantization_utils import quantize_weights
 from coremltools.proto import NeuralNetwork_pb2
@@ -121,6 +122,26 @@ def test_a_channel_of_equal_weights_has_a_scale_of_0(mode):
     exact = predict(make_conv_net(weight, bias).spec, {"data": x})["out"]
     np.testing.assert_allclose(found[1:3], exact[1:3], atol=0.01)
     np.testing.assert_allclose(found, exact, atol=0.2)
+
+
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_scales_by_channel_keep_codes_of_4_bits(bits):
+    weight, x = draw(4, 3, 3, 3), draw(3, 8, 8)
+    weight[1], weight[2] = 0.0, 0.5
+    model = ct.models.MLModel(make_conv_net(weight, np.zeros(4, np.float32)).spec, skip_model_load=True)
+    spec = quantize_weights(model, bits, quantization_mode="linear")
+    spec = spec if hasattr(spec, "SerializeToString") else spec.get_spec()
+    stored = spec.neuralNetwork.layers[0].convolution.weights
+    packed = np.unpackbits(np.frombuffer(stored.rawValue, np.uint8))[:weight.size * bits].reshape(-1, bits)
+    codes = (packed * (1 << np.arange(bits - 1, -1, -1))).sum(axis=1).reshape(weight.shape)
+    scale, shift = (np.array(each, np.float32)[:, None, None, None] for each in (
+        stored.quantization.linearQuantization.scale, stored.quantization.linearQuantization.bias))
+    expanded = make_conv_net((codes * scale + shift).astype(np.float32), np.zeros(4, np.float32)).spec
+    exact = predict(expanded, {"data": x})
+    np.testing.assert_allclose(predict(spec, {"data": x}, deployment_target="iOS18")["out"], exact["out"], atol=1e-4)
+    program = upgrade_model(spec, "iOS18", "fp32").package.program
+    (op,) = (op for _, op in iterate_ops(program) if op.op_type == "constexpr_blockwise_shift_scale")
+    assert types.builtin_to_string(op.data.dtype) == ("uint4" if bits <= 4 else "uint8")
 
 
 def test_scales_by_channel_need_ios18():
