@@ -83,7 +83,7 @@ class Caller:
         buffers = {name: self._get_buffers()[name] for name in self.states(list(plan.state))}
         state = {name: _fit_to_buffer(value, buffers[name]) if name in buffers else value
                  for name, value in plan.state.items()}
-        feeds = {name: (value > 0).astype(value.dtype) if name in self._bool_inputs and not plan.asked else value
+        feeds = {name: _draw_bools(value) if name in self._bool_inputs and not plan.asked else value
                  for name, value in plan.feeds.items()}
         return replace(plan, feeds=feeds, state=state)
 
@@ -208,8 +208,14 @@ def _fit_to_buffer(value: Array, buffer: Any) -> Array:
     """Return the values of a state that a buffer can hold: natural numbers for integers, 0 and 1 for bools."""
     if buffer.is_floating_point() or buffer.is_complex():
         return value
-    fitted: Array = (value > 0 if str(buffer.dtype) == "torch.bool" else np.abs(np.rint(value))).astype(value.dtype)
-    return fitted
+    return np.asarray(value > 0 if str(buffer.dtype) == "torch.bool" else np.abs(np.rint(value)), value.dtype)
+
+
+def _draw_bools(value: Array) -> Array:
+    """Turn sampled numbers into bools of which each row has both: a mask that hides a whole row makes NaN of it."""
+    rows = value.ndim and value.shape[-1] > 1
+    chosen = value > 0 if not rows else value.argsort(-1, kind="stable").argsort(-1) % 2 == 1
+    return np.asarray(chosen, value.dtype)
 
 
 def _iterate_leaves(returned: Any) -> Iterator[Any]:

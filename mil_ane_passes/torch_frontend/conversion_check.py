@@ -30,6 +30,7 @@ from ..passes.engine import iterate_hits_and_misses
 from ..passes.registry import get_all_rules
 from ..utils.errors import InputError
 from .errors import NotEqual
+from .failures import locate_failures
 from .first_difference import GraphValue, find_first_difference
 from .image_preprocessing import ImagePreprocessing
 from .model_runners import ProgramRunner, TorchModelRunner
@@ -77,9 +78,11 @@ def _convert_with_frontend(model: Any, asked: Mapping[str, Any], target: Any) ->
     from coremltools.converters.mil.mil.passes.pass_pipeline import PassPipelineManager
 
     inputs = asked["inputs"]
-    program = load(model, inputs=inputs if inputs is None or isinstance(inputs, list | tuple) else [inputs],
-                   outputs=asked["outputs"], states=asked["states"],
-                   specification_version=(ct.target.iOS15 if target is None else target).value)
+    # With a record of its own: results of the first conversion are not yet there in this one.
+    with locate_failures():
+        program = load(model, inputs=inputs if inputs is None or isinstance(inputs, list | tuple) else [inputs],
+                       outputs=asked["outputs"], states=asked["states"],
+                       specification_version=(ct.target.iOS15 if target is None else target).value)
     PassPipelineManager.apply_pipeline(program, ct.PassPipeline.get_pipeline("frontend_pytorch"))
     return program
 
