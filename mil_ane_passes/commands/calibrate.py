@@ -117,8 +117,11 @@ def calibrate(options: CalibrateOptions) -> CalibrateReport:
             raise
         raise InputError(f"{error}; {format_option('ranges')} includes both ends") from error
     model.check_unchanged()
+    ran = {row.function for row in found.rows}
+    left_out = [name for name, function in model.program.functions.items()
+                if name not in ran and any(op.op_type != "const" for op in function.operations)]
     return CalibrateReport(model.name, options.target, found.runs, found, options.worst, sampled=not inputs,
-                           upgraded=model.upgraded)
+                           upgraded=model.upgraded, not_run=tuple(left_out))
 
 
 def _is_numerics_rule(rule: type[Rule]) -> bool:
@@ -148,6 +151,8 @@ class CalibrateReport:
     sampled: bool = False
     upgraded: tuple[UpgradedSource, ...] = ()
     "The source, where it is a NeuralNetwork."
+    not_run: tuple[str, ...] = ()
+    "Functions that were not run: feeds are for the default function, ranges for those with an input of these names."
 
     @property
     def first(self) -> CalibrationRow | None:
@@ -173,6 +178,7 @@ class CalibrateReport:
                        "slug": rules[name].slug, "places": places}
                       for name, places in self.found.fires.items()],
             "ops": [row.to_dict() for row in self.found.rows],
+            **({"functions_not_run": list(self.not_run)} if self.not_run else {}),
             **({"failed_rules": [each.to_dict() for each in self.found.failed]} if self.found.failed else {}),
             **upgrades_to_dict(self.upgraded),
         }
@@ -210,7 +216,10 @@ class CalibrateReport:
             if self.sampled
             else []
         )
-        return format_lines([*shown, *origin, *self._format_verdict()])
+        left_out = [f"not run: function{'s' * (len(self.not_run) > 1)} {', '.join(map(repr, self.not_run))}; "
+                    f"{format_option('feeds')} are for the default function, {format_option('ranges')} for each with "
+                    f"an input of that name"] if self.not_run else []
+        return format_lines([*shown, *origin, *self._format_verdict(), *left_out])
 
     @property
     def _has_several_functions(self) -> bool:

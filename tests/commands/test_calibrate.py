@@ -224,6 +224,19 @@ def test_each_function_has_findings_of_its_own(saved, tmp_path):
     assert "large:%squares overflows fp16; fixed by ane::scaled_rms_norm" in str(report)
 
 
+def test_functions_that_feeds_do_not_run_are_named(tmp_path):
+    parts = {name: tmp_path / f"{name}.mlpackage" for name in ("large", "small")}
+    for name in parts:
+        save_program(squares(1), parts[name], ct.target.iOS18)
+    with_functions(tmp_path / "both.mlpackage", parts, "small")
+    model = ane.load(tmp_path / "both.mlpackage")
+    x = model.program.functions["small"].inputs["x"]
+    report = ane.calibrate(str(tmp_path / "both.mlpackage"), feeds={"x": np.ones(x.shape, np.float16)})
+    assert {row.function for row in report.found.rows} == {"small"}
+    assert "not run: function 'large'; " in str(report) and report.to_dict()["functions_not_run"] == ["large"]
+    assert "not run" not in str(ane.calibrate(str(tmp_path / "both.mlpackage"), ranges={"x": (-1, 1)}))
+
+
 def test_rewrite_proves_on_the_feeds_too(saved, capsys, tmp_path):
     package, feeds = saved(sums(), x=np.ones((1, 64), np.float16))
     output = tmp_path / "out.mlpackage"
