@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -46,16 +47,7 @@ from .feeds import get_symbol_sizes
 from .float_threshold_feeds import build_float_threshold_plans
 from .interface_widths import find_interface_widths, holds_floats, round_feeds, round_results
 from .lookup_feeds import build_table_row_plans
-from .propagate import (
-    MOVED,
-    NOT_JUDGED,
-    RAISED,
-    ROUNDED,
-    largest_moves,
-    made_of_nan,
-    made_of_roundings,
-    make_departures,
-)
+from .propagate import NOT_JUDGED, RAISED, made_of_nan, made_of_roundings, make_departures, measure_moves
 from .threshold_feeds import build_threshold_plans
 
 __all__ = ["Case", "VerifyReport", "compare_programs", "compare_with_pipeline", "judge_executions"]
@@ -503,10 +495,8 @@ def _judged_with_changes(
             notes.append(FINITE_CONSTANTS_NOTE)
         if is_failing(run, other) and _raise_constants(before, run, other, promised, precisions):
             notes.append(RAISED)
-        if is_failing(run, other) and largest_moves(before, run, promised.changes):
-            notes.append(MOVED)
-        if is_failing(run, other) and largest_moves(before, run, promised.changes, stored=True):
-            notes.append(ROUNDED)
+        if is_failing(run, other):
+            notes += measure_moves(before, run, promised.changes, partial(is_failing, run, other))
         if is_failing(run, other):
             break
     report = judge_executions(old, new, promised)

@@ -9,7 +9,7 @@ allowed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,8 +21,8 @@ from ..runtime.departure import TRIALS, Departure
 from .execution import Run, copy_state, execute_plans
 from .value_matching import FunctionValues, find_ancestors
 
-__all__ = ["MOVED", "NOT_JUDGED", "RAISED", "ROUNDED", "largest_moves", "made_of_nan", "made_of_roundings",
-           "make_departures"]
+__all__ = ["MOVED", "NOT_JUDGED", "RAISED", "ROUNDED", "made_of_nan", "made_of_roundings", "make_departures",
+           "measure_moves"]
 
 Array = np.ndarray[Any, Any]
 RAISED = ("results that depend on a constant too small for fp16, such as an epsilon, are compared with the same "
@@ -56,28 +56,49 @@ def _find_changed_ops(program: Program, function: str, changes: Sequence[Change]
     return {op: change for op, change in places if change is not None}
 
 
-def largest_moves(program: Program, run: Run, changes: Sequence[Change], stored: bool = False) -> bool:
-    """Measure the movement of each element of the outputs of `run` at float64 if results of ops move as declared.
+def measure_moves(
+    program: Program, run: Run, changes: Sequence[Change], is_failing: Callable[[], bool]
+) -> Iterator[str]:
+    """Measure how far each element of the outputs of `run` moves at float64 if results of ops move as declared.
 
-    The result is stored in `run.moved`. With `stored`, it is stored in `run.moved_stored`, and results move at least by
-    their rounding to the stored dtypes. Returns whether any element moves.
+    `run.moved` grows with each trial for as long as `is_failing`, because a trial is a run of the whole program. If all
+    trials leave it failing, `run.moved_stored` is measured in the same way, with results that move at least by their
+    rounding to the stored dtypes. Yields the notes to add to the report: one for each of the two in which any element
+    moves.
     """
-    moving = [change for change in changes if change.moves or (change.reach < math.inf and not stored)]
-    if not _find_changed_ops(program, run.plan.function, moving):
-        return False
-    base, *trials = (
-        execute_plans(program, [run.plan], ("float64",), lambda text: None,
-                      depart=make_departures(program, changes, trial, stored))
-        for trial in (None, *range(TRIALS)))
-    outputs = [each.runs[0].results.get("float64", {}) for each in trials]
-    moved = {
-        name: np.max([_compute_distance(value, other.get(name)) for other in outputs], axis=0)
-        for name, value in base.runs[0].results.get("float64", {}).items() if value.dtype.kind in "fiub"}
-    if stored:
-        run.moved_stored = moved
-    else:
-        run.moved = moved
-    return any(np.any(gap) for gap in moved.values())
+    base: dict[str, Array] | None = None
+    for stored, note in ((False, MOVED), (True, ROUNDED)):
+        moving = [change for change in changes if change.moves or (change.reach < math.inf and not stored)]
+        if not _find_changed_ops(program, run.plan.function, moving):
+            continue
+        base = _run_moved(program, run, changes, None, stored) if base is None else base
+        moved = {name: np.zeros(value.shape) for name, value in base.items() if value.dtype.kind in "fiub"}
+        if stored:
+            run.moved_stored = moved
+        else:
+            run.moved = moved
+        for trial in range(TRIALS):
+            outputs = _run_moved(program, run, changes, trial, stored)
+            for name, most in moved.items():
+                np.maximum(most, _compute_distance(base[name], outputs.get(name)), out=most)
+            if not is_failing():
+                break
+        if any(np.any(gap) for gap in moved.values()):
+            yield note
+        if not is_failing():
+            return
+
+
+def _run_moved(
+    program: Program, run: Run, changes: Sequence[Change], trial: int | None, stored: bool
+) -> dict[str, Array]:
+    """Return the outputs of `run` at float64 with ops changed as declared; none if it ends in an error.
+
+    Without `trial`, no result moves, and `stored` has no effect.
+    """
+    depart = make_departures(program, changes, trial, stored)
+    again = execute_plans(program, [run.plan], ("float64",), lambda text: None, depart=depart)
+    return again.runs[0].results.get("float64", {})
 
 
 def made_of_roundings(program: Program, run: Run, changes: Sequence[Change]) -> frozenset[str]:
