@@ -12,6 +12,7 @@ from coremltools.converters.mil.mil import Block, Function, Operation, Program, 
 from coremltools.converters.mil.mil.types.symbolic import any_symbolic, is_symbolic
 
 __all__ = [
+    "DATA_MOVEMENT_OPS",
     "OPAQUE",
     "TypeInfo",
     "count_ops",
@@ -43,6 +44,12 @@ __all__ = [
     "plain_type",
     "wraps_negatives",
 ]
+
+DATA_MOVEMENT_OPS = frozenset({
+    "concat", "expand_dims", "gather", "identity", "reshape", "reverse", "select", "slice_by_index", "slice_by_size",
+    "split", "squeeze", "stack", "tile", "transpose",
+})
+"Ops that compute nothing: their results are elements of their inputs, with the same bits."
 
 OPAQUE = " (opaque)"
 "Suffix of the type of an op that coremltools defines, but whose inputs in the file it rejects."

@@ -13,7 +13,15 @@ from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 from ...ir.builder import RewriteBuilder
 from ...ir.clone import clone_op, infer_outputs
 from ...ir.large_values import list_groups, merge_groups
-from ...ir.query import get_const_value, get_consumers, get_flat_inputs, get_type_info, is_const, is_opaque
+from ...ir.query import (
+    DATA_MOVEMENT_OPS,
+    get_const_value,
+    get_consumers,
+    get_flat_inputs,
+    get_type_info,
+    is_const,
+    is_opaque,
+)
 from ...passes.contract import BlockRewrite, Exactness, Example, Hit, Miss
 from ...passes.evidence import cite_m4_study
 from ...passes.examples import make_example
@@ -25,10 +33,7 @@ _MAX_EXACT_INTEGER = 2048
 _COMPARISON_OPS = frozenset({"equal", "not_equal", "less", "less_equal", "greater", "greater_equal"})
 _DATA_INPUTS = ("x", "y", "a", "b", "values")
 "Inputs with operands; the other inputs are parameters."
-_DATA_MOVEMENT_OPS = frozenset({
-    "concat", "expand_dims", "gather", "identity", "reduce_max", "reduce_min", "reshape", "reverse", "select",
-    "slice_by_index", "slice_by_size", "split", "squeeze", "stack", "tile", "transpose",
-})
+_SELECTING_OPS = DATA_MOVEMENT_OPS | {"reduce_max", "reduce_min"}
 "Ops whose results are elements of their inputs."
 _END_DTYPES = (types.fp16, types.fp32, types.bool)
 "Dtypes of the casts that end a chain."
@@ -181,7 +186,7 @@ def _compute_range(op: Operation, ranges: Mapping[Var, _IntegerRange]) -> _Integ
     bounds = [ranges[var] if var in ranges else _read_const_range(var) for var in operands]
     if op_type in _COMPARISON_OPS or (op_type == "cast" and op.outputs[0].dtype in _END_DTYPES):
         return max(bounds, key=_find_magnitude)
-    if op_type in _DATA_MOVEMENT_OPS:
+    if op_type in _SELECTING_OPS:
         return min(low for low, _ in bounds), max(high for _, high in bounds)
     return _RANGE_ARITHMETIC[op_type](op, bounds) if op_type in _RANGE_ARITHMETIC else f"a {op_type} in it"
 

@@ -14,14 +14,12 @@ import numpy as np
 from coremltools.converters.mil.mil import ListVar, Operation, Var, types
 
 from ...ir.coremltools_internals import evaluate_op, get_typed_value, set_typed_value
-from ...ir.query import get_consumers, get_flat_inputs, get_itemsize, get_type_info, is_opaque
+from ...ir.query import DATA_MOVEMENT_OPS, get_consumers, get_flat_inputs, get_itemsize, get_type_info, is_opaque
 
-_DATA_MOVEMENT_OPS = frozenset({
-    "broadcast_to", "concat", "expand_dims", "fill", "fill_like", "gather", "gather_along_axis", "gather_nd",
-    "identity", "pad", "reshape", "reverse", "select", "slice_by_index", "slice_by_size", "slice_update", "split",
-    "squeeze", "stack", "tile", "transpose",
-})
-"Ops that only move data: floats come out with the same bits."
+_EXACT_OPS = DATA_MOVEMENT_OPS | {
+    "broadcast_to", "fill", "fill_like", "gather_along_axis", "gather_nd", "pad", "slice_update",
+}
+"Ops that only move or repeat floats: they come out with the same bits."
 _UNFOLDABLE_PREFIXES = (
     "const", "random_", "read_state", "coreml_update_state", "write_state", "custom_layer", "classify",
 )
@@ -101,7 +99,7 @@ def is_compile_time_constant(op: Operation, max_bytes: float) -> bool:
 
 def _is_reproducible(op: Operation, var: Var) -> bool:
     """Return whether output `var` of `op` has the same bits wherever it is computed from the same operands."""
-    return not types.is_float(var.dtype) or op.op_type in _DATA_MOVEMENT_OPS or _is_exact_cast(op)
+    return not types.is_float(var.dtype) or op.op_type in _EXACT_OPS or _is_exact_cast(op)
 
 
 def _is_exact_cast(op: Operation) -> bool:

@@ -13,19 +13,14 @@ from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 from ...ir.builder import RewriteBuilder
 from ...ir.clone import clone_op, infer_outputs, map_inputs
 from ...ir.large_values import list_groups, merge_groups
-from ...ir.query import get_consumers, get_flat_inputs, is_const, is_const_or_compressed, is_opaque
+from ...ir.query import DATA_MOVEMENT_OPS, get_consumers, get_flat_inputs, is_const, is_const_or_compressed, is_opaque
 from ...passes.contract import BlockRewrite, Exactness, Example, Hit, Miss
 from ...passes.examples import make_example, make_op_example
 from ...rules.dtypes import Fp32ComputeLeft
 from ...utils.text_format import format_count
 from ._fp16_conversion import is_cast_to_fp16
 
-_DATA_MOVEMENT_OPS = frozenset({
-    "concat", "depth_to_space", "expand_dims", "gather", "identity", "pixel_shuffle", "pixel_unshuffle", "reshape",
-    "reverse", "select", "slice_by_index", "slice_by_size", "space_to_depth", "split", "squeeze", "stack", "tile",
-    "transpose",
-})
-"Ops that compute nothing: they only move their input."
+_MOVING_OPS = DATA_MOVEMENT_OPS | {"depth_to_space", "pixel_shuffle", "pixel_unshuffle", "space_to_depth"}
 _MAX_CONST_BYTES = 4096
 "Largest size in bytes of an fp32 constant among the moved values that is stored in fp16 instead."
 
@@ -108,7 +103,7 @@ def _find_ops_before_casts(block: Block) -> list[Operation]:
 
 
 def _is_fp32_data_movement(op: Operation) -> bool:
-    if op.op_type not in _DATA_MOVEMENT_OPS or is_opaque(op) or any(var.dtype != types.fp32 for var in op.outputs):
+    if op.op_type not in _MOVING_OPS or is_opaque(op) or any(var.dtype != types.fp32 for var in op.outputs):
         return False
     return op.op_type != "gather" or is_const(op.indices)
 
