@@ -41,11 +41,15 @@ class WeightViews:
         return cls(values.astype(np.float16))
 
     def quantize(self) -> WeightViews:
-        """Return views of random int4 numbers: the lowest bits of these."""
+        """Return views of random int4 numbers from -7 to 7: the lowest bits of these.
+
+        -8 is left out, so that their mean is 0: with another mean, the sums of a layer would grow beyond fp16.
+        """
         from coremltools.converters.mil.mil import types
         from coremltools.converters.mil.mil.types.type_mapping import nptype_from_builtin
 
-        return WeightViews(((self.buffer.view(np.int16) & 15) - 8).astype(nptype_from_builtin(types.int4)))
+        numbers = (self.buffer.view(np.int16) & 15) - 8
+        return WeightViews(np.where(numbers == -8, 0, numbers).astype(nptype_from_builtin(types.int4)))
 
     def __call__(self, *shape: int) -> np.ndarray:
         start = WEIGHT_OFFSET * self.taken
