@@ -5,21 +5,22 @@ This is the only module that depends on both the runtime and the rewrites.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
-from coremltools.converters.mil.mil import Program, Var, types
+from coremltools.converters.mil.mil import Function, Program, Var, types
 
 from .._version import make_json_header
 from ..ir.printer import format_dtype
-from ..ir.query import iterate_ops
+from ..ir.query import is_const, iterate_nested_ops, iterate_ops
 from ..passes.contract import Exactness
 from ..runtime.quirks.base import Quirk
 from ..utils.errors import InputError, LimitReached
+from ..utils.mapped_files import iterate_rows
 from ..utils.option_spelling import format_option
 from ..utils.text_format import escape_text, format_count, format_lines, format_short_repr
 from ..utils.upgraded_source import UpgradedSource, upgrades_to_dict
@@ -485,19 +486,19 @@ def _judged_with_changes(
     """
     notes: list[str] = []
 
-    def is_failing(run: Run, other: Run) -> bool:
-        return not run.error and not all(case.passed for case in _build_cases(run, other, promised))
+    def find_failures(run: Run, other: Run) -> list[OutputDifference]:
+        return [] if run.error else [each for case in _build_cases(run, other, promised) for each in case.failed]
 
-    for run, other in filter(lambda pair: is_failing(*pair), zip(old.runs, new.runs)):
+    for run, other in filter(lambda pair: find_failures(*pair), zip(old.runs, new.runs)):
         if run.plan.adversarial:
             run.rounding = made_of_roundings(before, run, promised.changes)
-        if promised.fixes_nonfinite and is_failing(run, other) and _define_made_of_nan(before, run, other, precisions):
+        if promised.fixes_nonfinite and find_failures(run, other) and _define_made_of_nan(before, run, other, precisions):
             notes.append(FINITE_CONSTANTS_NOTE)
-        if is_failing(run, other) and _raise_constants(before, run, other, promised, precisions):
+        if find_failures(run, other) and _raise_constants(before, run, other, promised, precisions):
             notes.append(RAISED)
-        if is_failing(run, other):
-            notes += measure_moves(before, run, promised.changes, partial(is_failing, run, other))
-        if is_failing(run, other):
+        if find_failures(run, other):
+            notes += measure_moves(before, run, promised.changes, functools.partial(find_failures, run, other))
+        if find_failures(run, other):
             break
     report = judge_executions(old, new, promised)
     report.notes += dict.fromkeys(notes)
@@ -580,9 +581,12 @@ def _define_nonfinite(
     """Fill in elements that are undefined in `found` and finite in `after`, from runs with huge constants made finite.
 
     A mask of minus infinity stands for the limit of ever larger masks, and 0 * inf in it for 0. A mask that becomes
-    infinite only in fp16 is treated in the same way. Returns whether any element was undefined.
+    infinite only in fp16 is treated in the same way. Without huge constants, nothing is run: such runs would be those
+    of `found`. Returns whether any element was undefined and could be filled in.
     """
-    undefined = [(run, new) for run, new in zip(found.runs, after.runs) if not run.error and _has_undefined(run)]
+    has_huge_constants = functools.cache(lambda name: _has_huge_constants(program.functions[name]))
+    undefined = [(run, new) for run, new in zip(found.runs, after.runs)
+                 if not run.error and _has_undefined(run) and has_huge_constants(run.plan.function)]
     if not undefined:
         return False
     limits = execute_plans(
@@ -594,12 +598,21 @@ def _define_nonfinite(
     return True
 
 
+def _has_huge_constants(function: Function) -> bool:
+    """Return whether `finite_constants` changes a constant of `function`."""
+    from ..runtime.numeric import HUGE
+
+    constants = (var.val for op in iterate_nested_ops(function) for var in op.outputs if is_const(var))
+    arrays = (np.atleast_1d(value) for value in constants if np.asarray(value).dtype.kind == "f")
+    return any(bool(np.any(np.abs(rows) >= HUGE)) for array in arrays for rows in iterate_rows(array))
+
+
 def _define_made_of_nan(program: Program, run: Run, new: Run, precisions: Sequence[str]) -> bool:
     """Fill in outputs of `run` that are computed from NaN without being NaN, such as integers.
 
     Returns whether there are any.
     """
-    names = made_of_nan(program, run)
+    names = made_of_nan(program, run) if _has_huge_constants(program.functions[run.plan.function]) else frozenset()
     limits = execute_plans(program, [run.plan] if names else [], precisions, lambda text: None, finite_constants=True)
     for limit in limits.runs:
         if not limit.error:

@@ -72,8 +72,8 @@ class OpCount:
     """The number of ops of the second program in runs at one precision, without those in nested blocks.
 
     `shared` ops reused results of the first program. `at_float32` of these were computed at float32 in a run at
-    float64. `rounded` is the number of other results that are equal in both programs and were therefore rounded to
-    float32.
+    float64, which may have changed their results. `rounded` is the number of other results that are equal in both
+    programs and were therefore rounded to float32.
     """
 
     ops: int = 0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from coremltools.converters.mil.mil import Function, Operation, Program, Var
 
-from ..ir.query import iterate_nested_ops
+from ..ir.query import DATA_MOVEMENT_OPS, get_flat_inputs, is_compressed, iterate_nested_ops
 from ..runtime.batched_runs import can_batch_runs
 from ..runtime.engine import Call, Runtime
 from ..utils.errors import InputError, MemoryLimitReached
@@ -262,7 +262,7 @@ class _Steps:
             if all(map(self._common.has_finite_sum, op.outputs)) or not can_overflow(
                     op, lambda name: self._find_magnitude(op.inputs.get(name))) or all(
                     map(self._common.is_finite, op.outputs)):
-                self.at_float32 += 1
+                self.at_float32 += not _is_exact(op)
                 return
         self.machine.run_op(op)
         for var in op.outputs:
@@ -301,6 +301,11 @@ class _Steps:
         while self._run_next():
             pass
         return self.machine.leave_block(self._block)
+
+
+def _is_exact(op: Operation) -> bool:
+    """Return whether `op` has the same results at float32 and at float64, if its operands do."""
+    return op.op_type in DATA_MOVEMENT_OPS and not any(map(is_compressed, get_flat_inputs(op)))
 
 
 def _split_rows(outputs: Mapping[str, Array], count: int) -> list[dict[str, Array]]:

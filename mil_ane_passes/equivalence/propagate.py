@@ -9,7 +9,7 @@ allowed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,8 @@ from coremltools.converters.mil.mil import Operation, Program, Var
 
 from ..ir.query import iterate_nested_ops
 from ..passes.pass_trace import Change
-from ..runtime.departure import TRIALS, Departure
+from ..runtime.departure import LAST_FULL_TRIAL, TRIALS, Departure
+from .comparison import OutputDifference
 from .execution import Run, copy_state, execute_plans
 from .value_matching import FunctionValues, find_ancestors
 
@@ -57,14 +58,14 @@ def _find_changed_ops(program: Program, function: str, changes: Sequence[Change]
 
 
 def measure_moves(
-    program: Program, run: Run, changes: Sequence[Change], is_failing: Callable[[], bool]
+    program: Program, run: Run, changes: Sequence[Change], find_failures: Callable[[], Sequence[OutputDifference]]
 ) -> Iterator[str]:
     """Measure how far each element of the outputs of `run` moves at float64 if results of ops move as declared.
 
-    `run.moved` grows with each trial for as long as `is_failing`, because a trial is a run of the whole program. If all
-    trials leave it failing, `run.moved_stored` is measured in the same way, with results that move at least by their
-    rounding to the stored dtypes. Yields the notes to add to the report: one for each of the two in which any element
-    moves.
+    `run.moved` grows with each trial. As a trial is a run of the whole program, the trials end when `find_failures`
+    returns nothing, or an infinite difference that no trial can explain. If the run still fails, `run.moved_stored` is
+    measured in the same way, with results that move at least by their rounding to the stored dtypes. Yields the notes
+    to add to the report: one for each of the two in which any element moves.
     """
     base: dict[str, Array] | None = None
     for stored, note in ((False, MOVED), (True, ROUNDED)):
@@ -81,12 +82,18 @@ def measure_moves(
             outputs = _run_moved(program, run, changes, trial, stored)
             for name, most in moved.items():
                 np.maximum(most, _compute_distance(base[name], outputs.get(name)), out=most)
-            if not is_failing():
+            failures = find_failures()
+            if not failures or (trial >= LAST_FULL_TRIAL and any(_is_unexplained(each, moved) for each in failures)):
                 break
         if any(np.any(gap) for gap in moved.values()):
             yield note
-        if not is_failing():
+        if not find_failures():
             return
+
+
+def _is_unexplained(failure: OutputDifference, moved: Mapping[str, Array]) -> bool:
+    """Return whether a number became NaN or infinite in an output of which no element did so in a trial."""
+    return math.isinf(failure.absolute) and bool(np.all(np.isfinite(moved.get(failure.output, np.zeros(())))))
 
 
 def _run_moved(

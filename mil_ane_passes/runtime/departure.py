@@ -14,7 +14,7 @@ from .quirks.base import Quirk
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["LEAST", "TRIALS", "Departure"]
+__all__ = ["LAST_FULL_TRIAL", "LEAST", "TRIALS", "Departure"]
 
 LEAST = 2.0**-24
 "The smallest positive number of fp16. If a rewrite declares it, smaller constants from 0 on are read as this number."
@@ -27,6 +27,8 @@ _ENDS, _SIGNED = 2, 4
 """The first trial with random moves (before it, all elements move in the same way), and the first trial in which an
 element may move by less than the largest allowed amount.
 """
+LAST_FULL_TRIAL = _SIGNED - 1
+"The last of the first trials, in which each element moves by the largest allowed amount."
 _FLOAT64_EPSILON = 2.0**-52
 "The rounding error of float64 next to 1."
 _POINTWISE = "elementwise_"

@@ -19,7 +19,15 @@ from coremltools.converters.mil.mil import types
 
 from ..utils.mapped_files import check_file_of, is_mapped, iterate_chunks, read_once, release_pages
 
-__all__ = ["Precision", "ReusedMemory", "canonicalize_layout", "get_bit_width", "have_equal_bits", "is_tensor_value"]
+__all__ = [
+    "HUGE",
+    "Precision",
+    "ReusedMemory",
+    "canonicalize_layout",
+    "get_bit_width",
+    "have_equal_bits",
+    "is_tensor_value",
+]
 
 #: torch allocates at this alignment. At another one vector libraries may round differently, so all tensors get it.
 _ALIGNMENT = 64
@@ -33,8 +41,8 @@ _LARGE_BYTES = 1 << 20
 #: elements of a matrix that are converted at once: they and the results computed from them fit in the processor's cache
 _BLOCK_ELEMENTS = 1 << 18
 
-#: the largest number of fp16
-_FP16_MAX = 65504.0
+#: constants of this magnitude, the largest of fp16, or a larger one are changed by `finite_constants`
+HUGE = 65504.0
 
 #: integer dtype by size in bytes: the bits of elements are compared as these integers
 _INTEGERS_BY_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -185,7 +193,7 @@ class Precision:
 
     def _limit_magnitudes(self, made: torch.Tensor) -> torch.Tensor:
         if self.infinity is not None and made.is_floating_point():
-            made.masked_fill_(made >= _FP16_MAX, self.infinity).masked_fill_(made <= -_FP16_MAX, -self.infinity)
+            made.masked_fill_(made >= HUGE, self.infinity).masked_fill_(made <= -HUGE, -self.infinity)
         return made
 
     def can_convert_in_blocks(self, value: Any) -> bool:

@@ -217,7 +217,7 @@ def iterate_chunks(array: Array, count: int | None = None) -> Iterator[tuple[int
 def iterate_rows(array: Array) -> Iterator[Array]:
     """Yield the elements of `array`, which need not be contiguous, some rows at a time, as contiguous arrays.
 
-    Pages of a mapped file that were read for them are given back: a part of a large weight takes no memory so.
+    Pages of a mapped file that were read for them are given back: a part of a large weight then takes no memory.
     """
     count = max(1, _CHUNK_BYTES // max(1, array[:1].nbytes))
     for start in range(0, len(array), count):

@@ -374,6 +374,19 @@ def test_what_nothing_that_differs_comes_before_is_run_at_float32(monkeypatch):
             for run in both[1].runs] == [(6, 2, 2)] * 2
 
 
+def test_rows_that_are_only_moved_at_float32_are_exact():
+    def built(more):
+        def body(ids):
+            table = np.arange(40, dtype=np.float16).reshape(20, 2)
+            x = mb.transpose(x=mb.gather(x=table, indices=ids, axis=0, validate_indices=False), perm=[1, 0])
+            return mb.add(x=x, y=np.float16(more), name="y")
+
+        return build_program(body, dtype=types.int32, ids=(3,))
+
+    both = run_both(built(1), built(1.5), precisions=("float64",), lowers=True)
+    assert all(run.ops["float64"].shared == 2 and run.ops["float64"].at_float32 == 0 for run in both[1].runs)
+
+
 def test_behind_equal_bits_ops_are_run_at_float32_again(monkeypatch):
     before, after = chain(), chain(lambda x: mb.sub(x=x, y=np.float16(-1), name="middle"))
     with widths(monkeypatch) as found:

@@ -7,6 +7,7 @@ import pytest
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import types
 
+from mil_ane_passes.equivalence import equivalence
 from mil_ane_passes.equivalence.comparison import Strictness, fill_undefined
 from mil_ane_passes.equivalence.equivalence import FINITE_CONSTANTS_NOTE, compare_programs
 from mil_ane_passes.passes.contract import Exactness
@@ -95,3 +96,23 @@ def test_what_a_mask_is_made_of_is_drawn_as_zeros_and_ones(low, kind):
 def test_other_factors_ask_nothing(factor):
     made = function(lambda x: mb.mul(x=x, y=np.float16(factor)), x=(types.fp16, (64,)))
     assert len(set(default(made)["x"].tolist())) > 30
+
+
+def test_a_program_without_huge_constants_is_not_run_again(monkeypatch):
+    """Only huge constants are read as finite ones; without them, such a run would be the one that was made."""
+    def overflow(factor):
+        return build_program(lambda x: mb.mul(x=mb.mul(x=x, y=np.float16(factor)), y=np.float16(1e4), name="y"), x=(4,))
+
+    asked = []
+    original = equivalence.execute_plans
+
+    def execute(*arguments, **options):
+        asked.append(options.get("finite_constants", False))
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(equivalence, "execute_plans", execute)
+    given = {"x": np.full(4, 10, np.float16)}
+    for factor, expected in ((3e4, False), (65504, True)):
+        asked.clear()
+        held(overflow(factor), overflow(factor), given=given)
+        assert any(asked) == expected, factor

@@ -9,6 +9,7 @@ import pytest
 from coremltools.converters.mil.mil import Builder as mb
 
 import mil_ane_passes as ane
+from mil_ane_passes.equivalence import equivalence, propagate
 from mil_ane_passes.equivalence.comparison import Strictness, compare_outputs
 from mil_ane_passes.equivalence.equivalence import compare_programs
 from mil_ane_passes.equivalence.propagate import MOVED, RAISED, ROUNDED
@@ -17,6 +18,7 @@ from mil_ane_passes.passes.contract import Exactness
 from mil_ane_passes.passes.engine import apply_rewrite
 from mil_ane_passes.passes.examples import build_program, make_weight
 from mil_ane_passes.passes.pass_trace import Change
+from mil_ane_passes.runtime.departure import TRIALS
 from mil_ane_passes.passes.registry import find_rewrite
 
 BOTH = ("float64", "float16")
@@ -327,3 +329,38 @@ def test_more_than_the_rounding_of_an_op_is_different(wrong):
     right = small_part()
     assert apply_rewrite(find_rewrite("crop_resize_by_slices").configured(), right).fired
     assert held(small_part(), right, promised).equal
+
+
+@pytest.fixture
+def executed(monkeypatch):
+    """The functions of which the source is run again, one entry for each run."""
+    runs = []
+
+    def record(original):
+        def execute(program, plans, *arguments, **options):
+            runs.extend(plan.function for plan in plans)
+            return original(program, plans, *arguments, **options)
+
+        return execute
+
+    for module in (propagate, equivalence):
+        monkeypatch.setattr(module, "execute_plans", record(module.execute_plans))
+    return runs
+
+
+def test_trials_end_when_the_run_passes(executed):
+    right = cropped(wrapped)
+    apply_rewrite(find_rewrite("crop_resize_by_slices").configured(), right)
+    report = compare_programs(cropped(wrapped), right, seeds=1, exactness=MOVES)
+    assert report.equal and MOVED in report.notes, str(report)
+    assert 2 <= len(executed) < TRIALS
+
+
+def test_trials_end_where_none_explains_that_a_number_became_infinite(executed):
+    def power(y):
+        return mb.mul(x=y, y=np.float16(4e4), name="y")
+
+    right = cropped(lambda y: mb.mul(x=mb.mul(x=y, y=np.float16(6e4)), y=np.float16(6e4), name="y"))
+    report = compare_programs(cropped(power), right, seeds=1, precisions=BOTH, exactness=MOVES, locate=False)
+    assert report.status == "different" and "inf" in str(report)
+    assert len(executed) < TRIALS
