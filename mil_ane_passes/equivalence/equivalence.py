@@ -492,7 +492,8 @@ def _judged_with_changes(
     for run, other in filter(lambda pair: find_failures(*pair), zip(old.runs, new.runs)):
         if run.plan.adversarial:
             run.rounding = made_of_roundings(before, run, promised.changes)
-        if promised.fixes_nonfinite and find_failures(run, other) and _define_made_of_nan(before, run, other, precisions):
+        if (promised.fixes_nonfinite and find_failures(run, other)
+                and _define_made_of_nan(before, run, other, precisions)):
             notes.append(FINITE_CONSTANTS_NOTE)
         if find_failures(run, other) and _raise_constants(before, run, other, promised, precisions):
             notes.append(RAISED)

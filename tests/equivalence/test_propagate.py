@@ -18,8 +18,8 @@ from mil_ane_passes.passes.contract import Exactness
 from mil_ane_passes.passes.engine import apply_rewrite
 from mil_ane_passes.passes.examples import build_program, make_weight
 from mil_ane_passes.passes.pass_trace import Change
-from mil_ane_passes.runtime.departure import TRIALS
 from mil_ane_passes.passes.registry import find_rewrite
+from mil_ane_passes.runtime.departure import TRIALS
 
 BOTH = ("float64", "float16")
 BOXES = np.array([[0.59, 2.21, 2.54, 2.61], [1.5, 1.79, 1.97, 2.66]], np.float32)
