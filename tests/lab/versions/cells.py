@@ -27,6 +27,7 @@ CELLS = (
     Cell("py312-newest", "3.12", ("coremltools==9.0", _TORCH)),
     Cell("py313-newest", "3.13", ("coremltools==9.0", _TORCH)),
     Cell("py313-ct91", "3.13", ("coremltools==9.1.dev1", _TORCH)),
+    Cell("py314-ct91", "3.14", ("coremltools==9.1.dev1", _TORCH)),
 )
 
 
