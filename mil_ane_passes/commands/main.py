@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from .._version import __version__
-from ..passes.coremltools_setup import hide_optional_packages, silence_coremltools
+from ..passes.coremltools_setup import hide_folders_named_as_packages, hide_optional_packages, silence_coremltools
 from ..utils.errors import InputError, NotSupported, suggest_nearest
 from ..utils.option_spelling import use_command_spelling
 from ..utils.text_format import escape_text
@@ -64,7 +64,9 @@ def _run_as_process() -> int:
         atexit.register(gc.freeze)  # a garbage collection of a model's ops at exit is slow
         if getattr(arguments, "keeps_all", False):
             gc.disable()
-        if not getattr(arguments, "uses_frontend", lambda arguments: False)(arguments):
+        if getattr(arguments, "uses_frontend", lambda arguments: False)(arguments):
+            hide_folders_named_as_packages()
+        else:
             hide_optional_packages()
         if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
             sys.stdout.reconfigure(errors="backslashreplace")  # names may have characters that the locale cannot encode

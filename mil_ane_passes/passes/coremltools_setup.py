@@ -28,6 +28,7 @@ __all__ = [
     "ENTRY_POINT_GROUP",
     "WORKER_VARIABLE",
     "freeze_imported_objects",
+    "hide_folders_named_as_packages",
     "hide_optional_packages",
     "is_importing",
     "register_with_coremltools",
@@ -84,14 +85,30 @@ def hide_optional_packages() -> None:
     from importlib.metadata import entry_points  # imported here, where stop signals are handled
 
     if "coremltools" not in sys.modules and not entry_points(group=ENTRY_POINT_GROUP):
-        sys.meta_path.insert(0, _OptionalPackageFinder())
+        sys.meta_path.insert(0, _OptionalPackageFinder(_OPTIONAL_PACKAGES))
+
+
+def hide_folders_named_as_packages() -> None:
+    """Let modules of coremltools take no folder for an optional package, from now on in this process.
+
+    `python -m` also imports from the working folder. A clone of ExecuTorch there is an `executorch` to coremltools,
+    which then fails to import what such a folder lacks.
+    """
+    from importlib.util import find_spec
+
+    specs = {name: find_spec(name) for name in _OPTIONAL_PACKAGES}
+    sys.meta_path.insert(0, _OptionalPackageFinder(
+        frozenset(name for name, spec in specs.items() if spec is not None and spec.origin is None)))
 
 
 class _OptionalPackageFinder:
-    """Import hook that hides optional packages from modules of coremltools."""
+    """Import hook that hides packages from modules of coremltools."""
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self._names = names
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
-        if fullname in _OPTIONAL_PACKAGES and _find_importer(sys._getframe(1)).partition(".")[0] == "coremltools":
+        if fullname in self._names and _find_importer(sys._getframe(1)).partition(".")[0] == "coremltools":
             raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
 
 

@@ -68,3 +68,12 @@ def test_coremltools_is_not_imported(words, code, fixtures):
 @pytest.mark.parametrize("name", TOPICS)
 def test_a_topic_is_the_docstring_of_its_module(name):
     assert Topic(name).text == inspect.getdoc(import_module(f"mil_ane_passes.{TOPICS[name]}"))
+
+
+def test_a_folder_named_as_a_package_is_no_package(fixtures, tmp_path):
+    """`python -m` imports from the working folder, too, where coremltools took a clone for an installed ExecuTorch."""
+    (tmp_path / "executorch").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-m", "mil_ane_passes", "verify", str(fixtures / "conv_transpose_1d.mlpackage"), "--torch",
+         "torch.nn:ReLU"], capture_output=True, text=True, check=False, cwd=tmp_path, env=environment())
+    assert "executorch" not in done.stderr and "internal error" not in done.stderr, done.stderr[-500:]
