@@ -56,11 +56,11 @@ class EditRecord:
 class Draft:
     """A program that transforms change.
 
-    `interfaces` maps each function to its mapping from a function of the source. `done` lists the actions, `gone` the
-    names of removed values. `part` distinguishes the drafts into which one was split; it is empty otherwise. `package`
-    is the source package, None for a program in memory. `redirected` maps references to weights (file and offset) to
-    other references with the same bytes. Unreferenced blobs are dropped from a weight file if they are more than the
-    fraction `dead_limit` of it (None: the default of `package`).
+    `interfaces` maps each function to its mapping from a function of the source. `done` lists the actions, `gone` maps
+    the names of removed values to the option that removed them. `part` distinguishes the drafts into which one was
+    split; it is empty otherwise. `package` is the source package, None for a program in memory. `redirected` maps
+    references to weights (file and offset) to other references with the same bytes. Unreferenced blobs are dropped from
+    a weight file if they are more than the fraction `dead_limit` of it (None: the default of `package`).
     """
 
     program: Program
@@ -68,7 +68,7 @@ class Draft:
     package: Package | None = None
     part: str = ""
     done: list[EditRecord] = field(default_factory=list)
-    gone: set[str] = field(default_factory=set)
+    gone: dict[str, str] = field(default_factory=dict)
     interfaces: dict[str, InterfaceMapping] = field(default_factory=dict)
     dead_limit: float | None = None
     redirected: Mapping[tuple[str, int], tuple[str, int]] = field(default_factory=dict)
@@ -124,7 +124,7 @@ class Draft:
         from ..ir.clone import clone_program
 
         return replace(self, program=clone_program(self.program), part=part or self.part, done=list(self.done),
-                       gone=set(self.gone), interfaces=dict(self.interfaces))
+                       gone=dict(self.gone), interfaces=dict(self.interfaces))
 
 
 class Transform:

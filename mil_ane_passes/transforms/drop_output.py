@@ -37,7 +37,8 @@ class DropOutput(Transform):
         present = {var.name for function in functions.values() for var in function.outputs}
         for name in self.names:
             if name not in present:
-                raise make_unknown_name_error(name, format_option_values("drop_output", name), present, "output")
+                raise make_unknown_name_error(name, format_option_values("drop_output", name), present, "output",
+                                              draft.gone)
         for name, function in functions.items():
             outputs = {var.name for var in function.outputs}
             dropped = [each for each in dict.fromkeys(self.names) if each in outputs]
@@ -64,7 +65,7 @@ def _drop_outputs(draft: Draft, name: str, function: Function, dropped: list[str
     read_before = _find_read_inputs(function)
     function.set_outputs([var for var in function.outputs if var.name not in dropped])
     gone = remove_dead_ops(function, before)
-    draft.gone |= {*dropped, *(var.name for op in gone for var in op.outputs)}
+    draft.gone |= dict.fromkeys([*dropped, *(var.name for op in gone for var in op.outputs)], "drop_output")
     draft.change_interface(name, *(InterfaceChange("output", each, None, "removed") for each in dropped))
     for each in dropped:
         draft.done.append(EditRecord(_OPTION, name, each, f"'{each}' is removed from the outputs"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import coremltools as ct
@@ -43,7 +43,7 @@ class Expose(Transform):
         for value in dict.fromkeys(self.values):
             having = {name: var for name, each in functions.items() if (var := find_value(each, value)) is not None}
             if not having:
-                raise _make_absent_error(value, functions.values())
+                raise _make_absent_error(value, functions.values(), draft.gone)
             for name, var in having.items():
                 _expose_value(draft, name, functions[name], var)
         return [draft]
@@ -71,14 +71,14 @@ def get_type_kind(var: Var) -> str:
     return next((kind for kind, check in checks.items() if check(var.sym_type)), "value of unknown type")
 
 
-def _make_absent_error(value: str, functions: Iterable[Function]) -> InputError:
+def _make_absent_error(value: str, functions: Iterable[Function], gone: Mapping[str, str]) -> InputError:
     names = set().union(*map(collect_names, functions))
     if value in names:
         return InputError(
             f"{format_option_values('expose', value)}: '{value}' is made inside a nested block, of a condition or a "
             "loop; only values at the top of a function can be outputs"
         )
-    return make_unknown_name_error(value, format_option_values("expose", value), names)
+    return make_unknown_name_error(value, format_option_values("expose", value), names, gone=gone)
 
 
 def _expose_value(draft: Draft, name: str, function: Function, var: Var) -> None:

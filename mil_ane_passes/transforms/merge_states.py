@@ -122,6 +122,7 @@ class _Merge:
                 remove_function_input(function, each.name)
             add_function_input(function, self._new, placeholder)
             remove_dead_ops(function, dead)
+        self._draft.gone |= {each.name: "merge_states" for each in places}
         self._declare(shape)
 
     def _read(self, mb: RewriteBuilder, whole: Var, place: _Place) -> Var:

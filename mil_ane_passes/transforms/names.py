@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from coremltools.converters.mil.mil import Block, Function, Var
 
@@ -39,12 +39,15 @@ def strip_percent(name: str) -> str:
 
 
 def make_unknown_name_error(
-    name: str, who: str, names: Iterable[str], what: str = "value", gone: Container[str] = ()
+    name: str, who: str, names: Iterable[str], what: str = "value", gone: Mapping[str, str] | None = None
 ) -> InputError:
-    """Make the error for an unknown name; `names` are the known names, `gone` the names that were removed before."""
-    if name in gone:
+    """Make the error for an unknown name; `names` are the known names, `gone` maps names that an earlier edit removed
+    to its option.
+    """
+    if gone and name in gone:
+        how = "removed" if gone[name] == "drop_output" else "replaced"
         return InputError(
-            f"{who}: '{name}' is removed by {format_option('drop_output')} already; expected only one of the two"
+            f"{who}: '{name}' is {how} by {format_option(gone[name])} already; expected only one of the two"
         )
     return InputError(
         f"{who}: there is no {what} '{name}' in the "

@@ -70,7 +70,7 @@ class TileHead(Transform):
                     tiles[-1].name = tile
             function.set_outputs([each for var in function.outputs for each in (tiles if var is whole else [var])])
             remove_dead_ops(function, dead)
-        draft.gone.add(self.output)
+        draft.gone[self.output] = "tile_output"
         draft.change_interface(name, InterfaceChange("output", self.output, None, "removed", tiles=tuple(names)), *(
             InterfaceChange("output", None, tile, "added") for tile in names))
         most = max(stop - start for start, stop in bounds)

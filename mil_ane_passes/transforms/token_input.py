@@ -154,6 +154,7 @@ class _Change:
 
     def _declare(self, rows: Rows | None) -> None:
         requested, draft = self._requested, self._draft
+        draft.gone[requested.ids] = "one_hot" if requested.one_hot else "embedding_file"
         draft.change_interface(
             self.name, InterfaceChange("input", requested.ids, None, "removed"),
             InterfaceChange("input", None, requested.name, "added", make=self._make_feed(rows)))

@@ -161,9 +161,9 @@ def test_the_order_on_the_command_line_does_not_matter(source, tmp_path, monkeyp
     (["one_hot"], {"one_hot": {"ids": "rows.1"}}, "'rows.1' is not a name that Core ML accepts"),
     (["merge_states", "split_parts"], {}, "states are used on both sides of others: cache; expected them as inputs and "
                                           "outputs, by state_to_io="),
-    (["one_hot", "embedding_file"], {}, "there is no input 'ids' in the model"),
+    (["one_hot", "embedding_file"], {}, "'ids' is replaced by one_hot= already; expected only one of the two"),
     (["split_inputs", "split_parts"], {}, "split_inputs and split_parts: each makes several packages; expected one"),
-    (["embedding_file", "split_inputs"], {}, "there is no input 'ids' in the model"),
+    (["embedding_file", "split_inputs"], {}, "'ids' is replaced by embedding_file= already; expected only one of"),
 ])
 def test_edits_that_do_not_go_together_are_named(source, tmp_path, names, more, reason):
     with pytest.raises(ane.InputError) as refusal:

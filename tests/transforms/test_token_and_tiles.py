@@ -104,3 +104,26 @@ def test_what_cannot_be_changed_is_named(tmp_path, capsys, options, arguments, r
     said = capsys.readouterr().err
     assert reason in said, said
     assert [each.name for each in tmp_path.iterdir()] == ["source.mlpackage"]
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["--tile-output", "logits=2", "--rename", "logits=y"],
+     "--rename logits=y: 'logits' is replaced by --tile-output already; expected only one of the two"),
+    (["--tile-output", "logits=2", "--drop-output", "logits"],
+     "--drop-output logits: 'logits' is replaced by --tile-output already; expected only one of the two"),
+    (["--tile-output", "logits=2", "--expose", "logits"],
+     "--expose logits: 'logits' is replaced by --tile-output already; expected only one of the two"),
+    (["--one-hot", "ids=rows", "--rename", "ids=tokens"],
+     "--rename ids=tokens: 'ids' is replaced by --one-hot already; expected only one of the two"),
+    (["--embedding-file", "ids=table.npy", "--rename", "ids=tokens"],
+     "--rename ids=tokens: 'ids' is replaced by --embedding-file already; expected only one of the two"),
+    (["--merge-states", "all_states", "--state-to-io", "held"],
+     "--state-to-io held: 'held' is replaced by --merge-states already; expected only one of the two"),
+])
+def test_a_name_that_another_option_replaces_is_refused_by_both_options(tmp_path, capsys, arguments, message):
+    source = make_model(tmp_path / "source.mlpackage")
+    arguments = [each.replace("table.npy", str(tmp_path / "table.npy")) for each in arguments]
+    assert main(["edit", str(source), "-o", str(tmp_path / "out.mlpackage"), *arguments]) == 2
+    said = capsys.readouterr().err
+    assert message in said, said
+    assert [each.name for each in tmp_path.iterdir()] == ["source.mlpackage"]
