@@ -21,6 +21,7 @@ from ..utils.budget import DEFAULT_MAX_STEPS, share_budget
 from ..utils.errors import InputError
 from ..utils.option_spelling import choose_spelling, format_no_verify_option, format_option
 from ..utils.text_format import (
+    add_article,
     format_command_path,
     format_count,
     format_duration,
@@ -357,7 +358,7 @@ class RewriteReport(Document):
             both = choose_spelling("--passes full,...", "passes='full,...'")
             lines.append(f"{format_option('passes')} replaces {choose_spelling('--preset full', 'preset=')}; "
                          f"{both} runs both")
-        lines += [f"{name}: a {kind}, unchanged" for name, kind in self.left_out.items()]
+        lines += [f"{name}: {add_article(kind)}, unchanged" for name, kind in self.left_out.items()]
         if self.verify is not None:
             lines += str(self.verify).split("\n")
         if self.diff:

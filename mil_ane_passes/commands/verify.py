@@ -23,6 +23,7 @@ from ..utils.errors import InputError, LimitReached, suggest_nearest
 from ..utils.json_file import expect_json_file
 from ..utils.npz import Array, read_arrays
 from ..utils.option_spelling import format_option, format_option_values
+from ..utils.text_format import add_article
 from .options import (
     DEFAULT_SEEDS,
     MAX_MEMORY,
@@ -179,7 +180,8 @@ def _load_torch_module(text: str) -> Any:
         raise InputError(f"{format_option_values('torch', text)}: {type(error).__name__}: {error}; {expected}"
                          ) from error
     if not (callable(found) and hasattr(found, "eval")):
-        raise InputError(f"{format_option_values('torch', text)}: found a {type(found).__name__}; {expected}")
+        raise InputError(f"{format_option_values('torch', text)}: found {add_article(type(found).__name__)}; "
+                         f"{expected}")
     return found.eval()
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..utils.errors import InputError
+from ..utils.text_format import add_article
 from .execution import Plan
 
 __all__ = ["Caller", "is_callable_side"]
@@ -167,8 +168,8 @@ class Caller:
     def _to_plain_array(self, value: Any) -> Array:
         array = _to_array(value)
         if array.dtype.kind not in "biufUS":
-            raise InputError(f"the callable {self.name} returned a {type(value).__name__}; expected tensors, arrays or "
-                             "numbers; several in a tuple, list or dictionary")
+            raise InputError(f"the callable {self.name} returned {add_article(type(value).__name__)}; expected "
+                             "tensors, arrays or numbers; several in a tuple, list or dictionary")
         return array
 
 

@@ -12,6 +12,7 @@ from coremltools.converters.mil.mil import Function, Program, Var, types
 
 from ..runtime.feeds import get_numpy_dtype
 from ..utils.errors import InputError, suggest_nearest
+from ..utils.text_format import add_article
 from .execution import USER_FEEDS_LABEL, Plan, build_plans
 from .feeds import list_shape_choices, make_feeds, make_state
 
@@ -44,11 +45,11 @@ class UserInputs:
         samples = () if feeds is None else (feeds,) if isinstance(feeds, Mapping) else _to_samples(feeds)
         for sample in samples:
             if not isinstance(sample, Mapping):
-                raise InputError(f"feeds: found a {type(sample).__name__}; expected a mapping from input name to "
-                                 "array, or a list of such mappings")
+                raise InputError(f"feeds: found {add_article(type(sample).__name__)}; expected a mapping from input "
+                                 "name to array, or a list of such mappings")
         if ranges is not None and not isinstance(ranges, Mapping):
-            raise InputError(f"ranges: found a {type(ranges).__name__}; expected a mapping from input name to "
-                             "(low, high)")
+            raise InputError(f"ranges: found {add_article(type(ranges).__name__)}; expected a mapping from input name "
+                             "to (low, high)")
         return cls(samples, {name: _parse_interval(name, ends) for name, ends in (ranges or {}).items()})
 
     def __bool__(self) -> bool:

@@ -26,6 +26,7 @@ from ..package.manifest import read_layout
 from ..passes.coremltools_setup import silence_coremltools
 from ..utils.errors import AnePassesError, InputError
 from ..utils.locking import synchronized_property
+from ..utils.text_format import add_article
 from .interface import Feature
 from .layer_converter import BUILDER_ERRORS, format_cause
 from .precision import WholeNumbers
@@ -116,7 +117,8 @@ def read_network(src: Any) -> tuple[Any, str]:
         spec, where = _read_file(Path(src)), str(src)
     else:
         raise InputError(
-            f"cannot upgrade a {type(src).__name__}; expected the path of an .mlmodel, an MLModel or its spec"
+            f"cannot upgrade {add_article(type(src).__name__)}; expected the path of an .mlmodel, an MLModel or "
+            "its spec"
         )
     list_stages(spec, where)
     return spec, where

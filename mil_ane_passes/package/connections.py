@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..utils.errors import InputError
+from ..utils.text_format import add_article
 from .members import Members, get_model_kind, iterate_parts
 
 __all__ = ["check_connections", "find_differing_parts"]
@@ -30,9 +31,11 @@ def find_differing_parts(before: Members, after: Members) -> str:
     for name, kind in (before.others | after.others).items():
         if not all(name in each for each in models):
             which = "first" if name in models[0] else "second"
-            raise InputError(f"part '{name}', a {kind}, is in the {which} only; expected the same parts in both")
+            raise InputError(f"part '{name}', {add_article(kind)}, is in the {which} only; expected the same parts "
+                             "in both")
         if models[0][name] != models[1][name]:
-            return f"part '{name}', a {kind}, differs between the pipelines, and only ML Programs are compared"
+            return (f"part '{name}', {add_article(kind)}, differs between the pipelines, and only ML Programs are "
+                    "compared")
     return ""
 
 

@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 from ..utils.errors import InputError
 from ..utils.garbage_collection import pause_garbage_collection
 from ..utils.locking import synchronized
+from ..utils.text_format import add_article
 from ..utils.upgraded_source import UpgradedSource
 from .blobs import WeightFiles
 from .debug_handles import attach_debug_handles
@@ -123,8 +124,8 @@ def load(path: str | os.PathLike[str], owner: object = None) -> Package:
     ML Program package, or the package is inconsistent.
     """
     if not isinstance(path, (str, os.PathLike)):
-        raise InputError(f"cannot load a {type(path).__name__}; expected the path of an .mlpackage (lint, rewrite and "
-                         "verify take an MLModel as well)")
+        raise InputError(f"cannot load {add_article(type(path).__name__)}; expected the path of an .mlpackage (lint, "
+                         "rewrite and verify take an MLModel as well)")
     layout = read_layout(path)
     return Package(layout, *read_model(layout), owner)
 
@@ -183,7 +184,7 @@ def require_ml_programs(raw: bytes, spec: Any, layout: Layout) -> Members:
         raise NetworkFound(
             f"{root}: the model is a NeuralNetwork ({kind}); expected an ML Program: {advise_upgrade(root)}", spec)
     if kind.startswith("pipeline"):
-        parts = ", ".join(f"{name} is a {part}" for name, part in found.others.items()) or "it has no parts"
+        parts = ", ".join(f"{name} is {add_article(part)}" for name, part in found.others.items()) or "it has no parts"
         raise NetworkFound(
             f"{root}: the model is a pipeline ({kind}) without an ML Program: {parts}; expected one with at least one "
             "ML Program (mlProgram)", spec)

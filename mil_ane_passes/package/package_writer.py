@@ -12,6 +12,7 @@ from typing import IO
 
 from ..utils.errors import InputError
 from ..utils.locking import synchronized
+from ..utils.text_format import add_article
 from .blob_refs import find_refs, move_refs
 from .blobs import Blob, WeightFiles
 from .contents import list_contents
@@ -54,8 +55,8 @@ def save(
     if the program's ops are out of order.
     """
     if not isinstance(package, Package):
-        raise InputError(f"cannot save a {type(package).__name__}; expected a Package, as load returns it (an MLModel "
-                         "has its own method save)")
+        raise InputError(f"cannot save {add_article(type(package).__name__)}; expected a Package, as load returns it "
+                         "(an MLModel has its own method save)")
     target = Path(os.path.abspath(path))
     check_destination(package.path, target, overwrite)
     with convert_write_errors(target):

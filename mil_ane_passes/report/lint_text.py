@@ -16,7 +16,7 @@ from ..passes.finding import Finding
 from ..passes.layout import format_bytes
 from ..passes.severity import Severity
 from ..passes.targets import Generation
-from ..utils.text_format import format_count, format_duration, format_latency_range, format_lines
+from ..utils.text_format import add_article, format_count, format_duration, format_latency_range, format_lines
 from .agreement import iterate_agreement_lines as agreement_lines
 from .fix_commands import describe_preset, format_rewrite_command, format_split_command
 from .ignored import format_ignored_lines
@@ -140,7 +140,7 @@ def _iterate_function_lines(report: LintReport) -> Iterator[str]:
         share = f" ({_format_percent(100 * on_ane / len(rows))})" if rows else ""
         yield f"  {name}: {format_count(len(rows), 'op')}, {on_ane} on the ANE{share}"
     for name, kind in report.left_out.items():
-        yield f"  {name}: a {kind}, not linted"
+        yield f"  {name}: {add_article(kind)}, not linted"
 
 
 def _iterate_after_lines(report: LintReport) -> Iterator[str]:

@@ -13,7 +13,7 @@ from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 from ..ir.printer import format_dimension, format_dtype
 from ..utils.errors import InputError, NotSupported, suggest_nearest
 from ..utils.npz import StoredArray
-from ..utils.text_format import escape_text
+from ..utils.text_format import add_article, escape_text
 
 __all__ = [
     "check_feeds",
@@ -81,7 +81,8 @@ def read_stored_feeds(declared: Mapping[str, Any], feeds: Mapping[str, Any]) -> 
 def to_feed_dict(feeds: object) -> dict[str, Any]:
     """Copy the feeds to a new dictionary. Raises InputError when they are not a mapping."""
     if not isinstance(feeds, Mapping):
-        raise InputError(f"feeds: found a {type(feeds).__name__}; expected a dictionary with an array for each input")
+        raise InputError(f"feeds: found {add_article(type(feeds).__name__)}; expected a dictionary with an array for "
+                         "each input")
     return dict(feeds)
 
 

@@ -12,6 +12,7 @@ from coremltools.converters.mil.mil import types
 from ..ir.query import get_pipeline_functions
 from ..utils.errors import InputError, NotSupported, suggest_nearest
 from ..utils.locking import synchronized
+from ..utils.text_format import add_article
 from .engine import Runtime
 from .feeds import split_inputs, to_feed_dict
 from .images import array_from_image, pixels_from_array
@@ -35,7 +36,7 @@ class PipelineRuntime:
     def __init__(self, package: Package, *, precision: str = "float32", quirks: Sequence[str] = ()) -> None:
         if package.members.others:
             name, kind = next(iter(package.members.others.items()))
-            raise NotSupported(f"the pipeline's part '{name}' is a {kind}, and the reference runtime "
+            raise NotSupported(f"the pipeline's part '{name}' is {add_article(kind)}, and the reference runtime "
                                "executes ML Programs only; name one of the functions to run it alone: "
                                f"{', '.join(package.functions)}")
         self._description = package.spec.description

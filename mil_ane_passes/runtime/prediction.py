@@ -16,6 +16,7 @@ from coremltools.models.model import MLModel, MLState
 from ..utils.budget import DEFAULT_MAX_STEPS, share_budget
 from ..utils.errors import InputError
 from ..utils.locking import synchronized
+from ..utils.text_format import add_article
 from .engine import Runtime
 from .feeds import get_numpy_dtype, split_inputs
 from .images import image_from_array, is_image
@@ -50,7 +51,8 @@ def predictor(
             raise InputError(f"no file or folder '{fspath(mlmodel)}'; expected the path of an .mlpackage")
         mlmodel = MLModel(fspath(mlmodel), skip_model_load=True, **({"function_name": function} if function else {}))
     if not isinstance(mlmodel, MLModel):
-        raise InputError(f"found a {type(mlmodel).__name__}; expected an MLModel or the path of an .mlpackage")
+        raise InputError(f"found {add_article(type(mlmodel).__name__)}; expected an MLModel or the path of an "
+                         ".mlpackage")
     return Predictor(mlmodel, precision, quirks, max_steps=max_steps, max_seconds=max_seconds)
 
 

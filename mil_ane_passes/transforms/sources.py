@@ -9,6 +9,7 @@ from typing import Any
 from ..ir.clone import clone_program
 from ..package import Package, load, package_of_mlmodel
 from ..utils.errors import InputError
+from ..utils.text_format import add_article
 from .contract import Draft
 
 __all__ = ["get_source_path", "open_draft"]
@@ -22,8 +23,8 @@ def get_source_path(source: Any) -> Path:
         return Path(source)
     found = source.path if isinstance(source, Package) else getattr(source, "package_path", None)
     if found is None:
-        raise InputError(f"cannot edit a {type(source).__name__} that is not a package on disk; expected the path of "
-                         "an .mlpackage, a Package, or an MLModel that was loaded or converted as one")
+        raise InputError(f"cannot edit {add_article(type(source).__name__)} that is not a package on disk; expected "
+                         "the path of an .mlpackage, a Package, or an MLModel that was loaded or converted as one")
     return Path(found)
 
 

@@ -14,6 +14,7 @@ from ..ir.weight_cuts import cut_weight, find_cut_unit, slice_weight
 from ..passes.interface_change import InterfaceChange
 from ..utils.errors import InputError
 from ..utils.option_spelling import format_option, format_option_values
+from ..utils.text_format import add_article
 from .contract import Draft, EditRecord, Transform
 from .dead_ops import find_dead_ops, remove_dead_ops
 from .names import make_unknown_name_error
@@ -87,7 +88,7 @@ class TileHead(Transform):
             if weight.rank == 2 and (is_const(weight) or is_compressed(weight)):
                 turned = op.op_type == "linear" or bool(get_const_value(op.inputs.get("transpose_y"), False))
                 return op, name, 0 if turned else 1
-        made = "an input" if op is None else f"made by a {op.op_type} op"
+        made = "an input" if op is None else f"made by {add_article(op.op_type)} op"
         raise InputError(f"the output '{self.output}' is {made}; expected a linear or matmul with a stored weight, to "
                          "cut it along its outputs")
 

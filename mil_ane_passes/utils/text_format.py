@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-__all__ = ["escape_text", "format_count", "format_duration", "format_latency_range", "format_lines",
+__all__ = ["add_article", "escape_text", "format_count", "format_duration", "format_latency_range", "format_lines",
            "format_command_path", "format_markdown_code", "format_python_string", "format_short_repr",
            "format_swift_string", "join_names"]
 
@@ -14,6 +14,10 @@ _UNSAFE_CHARACTERS = re.compile(
     r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]")
 """Control characters (C0, DEL, C1), ends of lines, marks that reorder text, tag characters, which nothing shows, and
 halves of surrogate pairs: Python decodes bytes of a path that are not UTF-8 to such halves."""
+
+_VOWEL_SOUND = re.compile(r"(?!uint|una|uni|one)[aeiou]|[AEIO]|fp\d|lstm|rnn|l\d|nd|ML|LSTM|RNN")
+"""Starts of nouns that are spoken with a vowel first: vowels, but not "uint", "unique" or "one", and abbreviations that
+are read letter by letter, such as "lstm"."""
 
 
 def escape_text(text: object) -> str:
@@ -71,6 +75,11 @@ def format_count(count: int, one: str, many: str | None = None) -> str:
     """Format a count: `1 op`, `7 ops`. `many` is the plural where neither s nor es makes it."""
     plural = many or one + ("es" if one.endswith("ch") else "s")
     return f"{count} {one if count == 1 else plural}"
+
+
+def add_article(noun: str) -> str:
+    """Format a noun of a program or of Python with its indefinite article: `an add`, `a tanh`, `an lstm`, `a uint8`."""
+    return f"{'an' if _VOWEL_SOUND.match(noun) else 'a'} {noun}"
 
 
 def join_names(names: Iterable[str]) -> str:

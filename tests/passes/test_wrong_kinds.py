@@ -58,7 +58,7 @@ def test_load_takes_paths_only(asked):
 
 def test_load_says_what_to_do_with_an_mlmodel(fixtures):
     model = ct.models.MLModel(str(fixtures / "nothing_to_do.mlpackage"), skip_model_load=True)
-    with pytest.raises(ane.InputError, match=r"^cannot load a MLModel; expected the path of an \.mlpackage"):
+    with pytest.raises(ane.InputError, match=r"^cannot load an MLModel; expected the path of an \.mlpackage"):
         ane.load(model)
 
 
@@ -71,7 +71,7 @@ def test_tensors_that_require_gradients_are_fed_as_they_are():
 
 def test_only_packages_are_saved(tmp_path, fixtures):
     model = ct.models.MLModel(str(fixtures / "nothing_to_do.mlpackage"), skip_model_load=True)
-    with pytest.raises(ane.InputError, match=r"^cannot save a MLModel; expected a Package, as load returns it"):
+    with pytest.raises(ane.InputError, match=r"^cannot save an MLModel; expected a Package, as load returns it"):
         ane.save(model, tmp_path / "out.mlpackage")
 
 

@@ -15,7 +15,7 @@ from tests.package.helpers import make, normal, with_functions
 WIDTH, COUNT = 4, 9
 
 
-def make_model(path, *, looked_up=True, activation=False, state=True, named="logits"):
+def make_model(path, *, looked_up=True, last=None, state=True, named="logits"):
     """A model that adds a state to what it looks up, and multiplies it with the weight of its output."""
     def body(ids, held=None):
         x = mb.gather(x=normal(COUNT, WIDTH).astype(np.float16), indices=ids, axis=0) if looked_up else mb.expand_dims(
@@ -23,8 +23,10 @@ def make_model(path, *, looked_up=True, activation=False, state=True, named="log
         if held is not None:
             x = mb.coreml_update_state(state=held, value=mb.add(x=x, y=mb.read_state(input=held)))
         x = mb.linear(x=x, weight=normal(7, WIDTH if looked_up else x.shape[-1]).astype(np.float16),
-                      bias=normal(7).astype(np.float16), name="product" if activation else named)
-        return mb.tanh(x=x, name=named) if activation else x
+                      bias=normal(7).astype(np.float16), name="product" if last else named)
+        if last == "add":
+            return mb.add(x=x, y=x, name=named)
+        return getattr(mb, last)(x=x, name=named) if last else x
 
     specs = [mb.TensorSpec((1, 2), dtype=types.int32), *[mb.StateTensorSpec((1, 2, WIDTH), dtype=types.fp16)] * state]
     program = mb.program(input_specs=specs, opset_version=ct.target.iOS18)(
@@ -95,7 +97,9 @@ def test_a_tile_that_is_not_the_part_is_found(tmp_path, monkeypatch):
     ({}, ["--tile-output", "logit=2"], "--tile-output logit=2"),
     ({}, ["--tile-output", "logits=x"], "--tile-output logits=x: expected a number of tiles, such as"),
     ({}, ["--tile-output", "logits=8"], "8 tiles of the output 'logits', which is 7 wide; expected 2 to 7"),
-    ({"activation": True}, ["--tile-output", "logits=2"], "'logits' is made by a tanh op; expected a linear"),
+    ({"last": "tanh"}, ["--tile-output", "logits=2"], "'logits' is made by a tanh op; expected a linear"),
+    ({"last": "add"}, ["--tile-output", "logits=2"], "'logits' is made by an add op; expected a linear"),
+    ({"last": "relu"}, ["--tile-output", "logits=2"], "'logits' is made by a relu op; expected a linear"),
     ({"named": "x"}, ["--tile-output", "x=2", "--rename", "x=y"], "'x'"),
 ])
 def test_what_cannot_be_changed_is_named(tmp_path, capsys, options, arguments, reason):

@@ -26,7 +26,7 @@ from ...passes.contract import BlockRewrite, Exactness, Example, Hit, Miss
 from ...passes.evidence import cite_m4_study
 from ...passes.examples import make_example
 from ...rules.dtypes import Int32Ops
-from ...utils.text_format import format_count
+from ...utils.text_format import add_article, format_count
 
 _MAX_EXACT_INTEGER = 2048
 "Magnitude up to which fp16 represents all integers."
@@ -178,7 +178,7 @@ def _compute_range(op: Operation, ranges: Mapping[Var, _IntegerRange]) -> _Integ
     if _is_cast_from_bool(op):
         return 0, 1
     if is_opaque(op) or (op_type == "gather" and not is_const(op.indices)):
-        return f"a {op_type} in it"
+        return f"{add_article(op_type)} in it"
     operands = [var for name in _DATA_INPUTS for var in _list_vars(op.inputs.get(name))]
     unbounded = next((var for var in operands if _is_computed_int32(var) and var not in ranges), None)
     if unbounded is not None:
@@ -188,7 +188,7 @@ def _compute_range(op: Operation, ranges: Mapping[Var, _IntegerRange]) -> _Integ
         return max(bounds, key=_find_magnitude)
     if op_type in _SELECTING_OPS:
         return min(low for low, _ in bounds), max(high for _, high in bounds)
-    return _RANGE_ARITHMETIC[op_type](op, bounds) if op_type in _RANGE_ARITHMETIC else f"a {op_type} in it"
+    return _RANGE_ARITHMETIC[op_type](op, bounds) if op_type in _RANGE_ARITHMETIC else f"{add_article(op_type)} in it"
 
 
 def _find_magnitude(bounds: _IntegerRange) -> int:

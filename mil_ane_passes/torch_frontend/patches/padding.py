@@ -16,6 +16,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
 
+from ...utils.text_format import add_article
 from ..contract import Patch
 from ..creation import make_filled
 from ..errors import NotConverted
@@ -70,7 +71,8 @@ def pad(context: Any, node: Any) -> None:
     elif mode == "constant":
         x = _pad_constant(_crop_negative_widths(x, widths), widths, to_python(inputs.value, node, "value") or 0)
     else:
-        raise NotConverted.at(node, f"pads a {types.builtin_to_string(x.dtype)} with widths {flat} in mode '{mode}'",
+        raise NotConverted.at(node, f"pads {add_article(types.builtin_to_string(x.dtype))} with widths {flat} in "
+                              f"mode '{mode}'",
                               "slice first, then pad")
     add_result(context, node, mb.identity(x=x, name=node.name))
 
