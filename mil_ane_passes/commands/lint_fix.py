@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from .._version import make_json_header
 from ..package.executorch_program import find_address
 from ..utils.errors import InputError
+from ..utils.pass_description import describe_pass
 from ..utils.text_format import escape_text, format_count, format_lines
 from .batch_sources import BACKUP_SUFFIX, Source
 from .options import flag
@@ -90,7 +91,7 @@ class FixOutcome:
     def __str__(self) -> str:
         lines = [f"{self.source}: no pass fixes a finding"] if not self.passes and not self.error else []
         lines += str(self.rewrite).split("\n") if self.rewrite is not None else []
-        lines += [f"not applied: {each['pass']} ({each['exactness']}, by name only: rewrite --passes "
+        lines += [f"not applied: {each['pass']} ({describe_pass(each['exactness'], 'named')}: rewrite --passes "
                   f"{quote(each['pass'].removeprefix('ane::'))})" for each in self.left]
         return format_lines([*lines, *([f"the original is kept as {self.backup}"] if self.backup else [])])
 

@@ -16,16 +16,11 @@ from ..utils.text_format import format_command_path
 if TYPE_CHECKING:
     from .lint import LintReport
 
-__all__ = ["describe_preset", "format_adapt_command", "format_preset_command", "format_rewrite_command",
-           "format_split_command"]
+__all__ = ["format_adapt_command", "format_preset_command", "format_rewrite_command", "format_split_command"]
 
 _OUTPUT_PLACEHOLDER, _PROGRAM_PLACEHOLDER = "OUT.mlpackage", "OUT.pte"
 "Placeholders for the output in printed commands, which the user replaces; the second for an ExecuTorch program."
 _FOLDER_PLACEHOLDER = "OUT"
-
-
-def describe_preset(preset: str) -> str:
-    return "only by name" if preset == "named" else f"preset {preset}"
 
 
 def format_rewrite_command(report: LintReport, passes: Iterable[str], *, dry_run: bool = False) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..package.executorch_program import find_read_file
+from ..utils.pass_description import describe_exactness
 from ..utils.text_format import escape_text
 from .network import LayerFinding
 
@@ -19,7 +20,7 @@ __all__ = ["format_concise_lines", "format_github_lines", "format_github_line", 
 
 
 def format_concise_lines(report: LintReport) -> list[str]:
-    """Format the findings that count as lines: `path:value: CODE slug severity: reason; fix: rewrite (exactness)`."""
+    """Format the findings that count as lines: `path:value: CODE slug severity: reason; fix: rewrite (how exact)`."""
     return [line for _, line in _iterate_lines(report)]
 
 
@@ -57,7 +58,7 @@ def _iterate_lines(report: LintReport) -> Iterator[tuple[Finding | LayerFinding,
         else:
             place = f"{item.function}/{item.value}" if several else item.value
         fix = get_fix_pass(item)
-        words = f"; fix: {fix} ({item.fix['exactness']})" if fix and item.fix else ""
+        words = f"; fix: {fix} ({describe_exactness(item.fix['exactness'])})" if fix and item.fix else ""
         said = f"{item.code} {item.slug} {item.severity.value}: {item.reason}{words}"
         yield item, escape_text(f"{report.model}:{place}: {said}")
 

@@ -16,9 +16,10 @@ from ..passes.finding import Finding
 from ..passes.layout import format_bytes
 from ..passes.severity import Severity
 from ..passes.targets import Generation
+from ..utils.pass_description import describe_pass
 from ..utils.text_format import add_article, format_count, format_duration, format_latency_range, format_lines
 from .agreement import iterate_agreement_lines as agreement_lines
-from .fix_commands import describe_preset, format_rewrite_command, format_split_command
+from .fix_commands import format_rewrite_command, format_split_command
 from .ignored import format_ignored_lines
 from .lint_groups import FindingGroup, group_findings
 from .network import iterate_network_lines
@@ -249,10 +250,8 @@ def _iterate_fix_lines(report: LintReport, findings: Sequence[Finding]) -> Itera
     words: dict[str, None] = {}
     for fix in fixes:
         if fix is not None and fix["pass"]:
-            words[
-                f"{format_rewrite_command(report, [fix['pass']])} ({fix['exactness']}, "
-                f"{describe_preset(fix['preset'])})"
-            ] = None
+            how = describe_pass(fix["exactness"], fix["preset"])
+            words[f"{format_rewrite_command(report, [fix['pass']])} ({how})"] = None
     words |= dict.fromkeys(format_split_command(report, item) for item in findings if item.split_at)
     words |= dict.fromkeys(fix["advice"] for fix in fixes if fix is not None and fix["advice"])
     yield from (f"{'or' if number else 'fix'}: {each}" for number, each in enumerate(words))
@@ -260,7 +259,7 @@ def _iterate_fix_lines(report: LintReport, findings: Sequence[Finding]) -> Itera
 
 def _format_suggestion(group: FindingGroup) -> str:
     rule = group.rule
-    how = f" ({rule.exactness.value}, {describe_preset(rule.preset)})" if issubclass(rule, Rewrite) else ""
+    how = f" ({describe_pass(rule.exactness.value, rule.preset)})" if issubclass(rule, Rewrite) else ""
     matches = format_count(len(group.findings), "match", "matches")
     return (f"  {rule.code} {rule.slug}  {matches}: --passes {rule.name}{how}; "
             f"{rule.summary()}")

@@ -11,6 +11,7 @@ from typing import Any
 from ..passes.evidence import Evidence
 from ..passes.forecast import Forecast
 from ..passes.severity import Severity
+from ..utils.pass_description import describe_pass
 from ..utils.text_format import escape_text, format_command_path, format_count
 
 __all__ = ["LayerFinding", "NetworkLint", "iterate_network_lines"]
@@ -92,7 +93,7 @@ def iterate_network_lines(found: NetworkLint, model: str, target: str, *, everyt
         first = listed[0]
         yield f"{code} {first.slug}  {format_count(len(listed), 'layer')}: {first.summary}"
         yield from _format_by(listed, lambda each: each.reason, everything)
-        fixed = dict.fromkeys(f"{each.fix['pass']} ({each.fix['exactness']}, preset {each.fix['preset']})"
+        fixed = dict.fromkeys(f"{each.fix['pass']} ({describe_pass(each.fix['exactness'], each.fix['preset'])})"
                               for each in listed if each.fix is not None)
         yield from (f"  fix within the format: {name}" for name in fixed)
         yield from _format_by([each for each in listed if each.not_fixed_because],

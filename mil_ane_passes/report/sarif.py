@@ -21,6 +21,7 @@ from ..package.executorch_program import find_read_file
 from ..passes.contract import Rule
 from ..passes.finding import Finding
 from ..passes.registry import fixes_for
+from ..utils.pass_description import describe_exactness
 from ..utils.text_format import escape_text
 from ..utils.upgraded_source import upgrades_to_dict
 from .network import LayerFinding
@@ -208,7 +209,8 @@ def _format_message(item: Finding) -> str:
     if item.message:
         words.append(f"Core ML says: {item.message}")
     if item.fix and item.fix["pass"]:
-        words.append(f"Fix: --passes {item.fix['pass'].removeprefix('ane::')} ({item.fix['exactness']}).")
+        words.append(f"Fix: --passes {item.fix['pass'].removeprefix('ane::')} "
+                     f"({describe_exactness(item.fix['exactness'])}).")
     if item.fix and item.fix["advice"]:
         words.append(str(item.fix["advice"]))
     return " ".join([*words, "(Predicted.)"])

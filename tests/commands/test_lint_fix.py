@@ -149,7 +149,8 @@ def test_what_runs_only_by_name_is_left_to_the_user(tmp_path, capsys):
 
     save_program(build_program(body, dtype=types.fp32, x=(4, 8)), tmp_path / "fp32.mlpackage")
     out, _ = ran(capsys, tmp_path / "fp32.mlpackage", "--in-place", code=0)
-    assert "not applied: ane::fp16_compute (approximate, by name only: rewrite --passes fp16_compute)" in out
+    assert ("not applied: ane::fp16_compute (approximates the function; only by name: rewrite --passes fp16_compute)"
+            in out)
 
 
 REFUSED = {

@@ -248,7 +248,7 @@ def test_concise_prints_a_line_for_each_finding_and_a_summary_beside(given, pack
     assert err.startswith(f"mil-ane-passes: {packages}") and err.count("\n") == 1
     (line,) = [line for line in out.splitlines() if " unsupported: " in line]
     assert line.startswith("models/b/c.mlpackage:sums: ANE205 cumsum unsupported: cumsum is ")
-    assert line.endswith("; fix: triangle_cumsum (rounding)")
+    assert line.endswith("; fix: triangle_cumsum (changes rounding)")
     assert all(" suggestion: " in each for each in out.splitlines() if each != line)
 
 

@@ -154,7 +154,7 @@ def test_the_text_names_layers_and_what_both_ways_would_reach(path, capsys):
     assert "as a NeuralNetwork: 2 of 5 layers reported off the ANE:" in out
     assert "NN101 broadcastable-layer  1 layer: Broadcastable layers of Core ML 3 do not run on the ANE." in out
     assert "  'sum' (addBroadcastable): addBroadcastable is a broadcastable layer" in out
-    assert "  fix within the format: replace_broadcastable (bitwise, preset safe)" in out
+    assert "  fix within the format: replace_broadcastable (same bits; in preset safe)" in out
     assert "  'softmax' (softmaxND): stays: it runs over axis -1 of rank 4; the classic softmax" in out
     assert "<hollance/neural-engine docs/unsupported-layers.md>" in out
     assert "unsupported ops 1 -> 0: mil-ane-passes rewrite" in out and "--preset full --target m4" in out

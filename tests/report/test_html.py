@@ -144,9 +144,9 @@ def test_the_commands_are_those_of_the_text():
     assert one["step"]["command"] == report.next_step.command
     plain = html.unescape(re.search("<noscript>(.*?)</noscript>", text, re.S)[1])
     assert f"Next step: {report.next_step.command}." in plain
-    item = report.findings[0]
     (command,) = one["fixes"][one["findings"][0]["fix"]]["commands"]
-    assert f"fix: {command} ({item.fix['exactness']}, preset {item.fix['preset']})" in str(report)
+    how = one["fixes"][one["findings"][0]["fix"]]["how"]
+    assert how == "same bits; in preset safe" and f"fix: {command} ({how})" in str(report)
     assert report.findings[one["costliest"]] is find_costliest(report.findings, report.plan)
 
 

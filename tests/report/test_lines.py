@@ -31,9 +31,9 @@ def decode(text, more):
 def test_a_line_for_each_finding():
     found = report(chain("relu", "tanh", "sigmoid"))
     assert format_concise_lines(found) == [
-        f"{found.model}:tanh_1: ANE391 wrong-tanh wrong: tanh 'tanh_1' is wrong; fix: wrong_tanh (bitwise)",
+        f"{found.model}:tanh_1: ANE391 wrong-tanh wrong: tanh 'tanh_1' is wrong; fix: wrong_tanh (same bits)",
         f"{found.model}:relu_0: ANE216 no-relu unsupported: relu of rank 2",
-        f"{found.model}:sigmoid_2: ANE191 by-name suggestion: could be another; fix: by_name (bitwise)"]
+        f"{found.model}:sigmoid_2: ANE191 by-name suggestion: could be another; fix: by_name (same bits)"]
 
 
 def test_of_several_functions_the_function_is_named():

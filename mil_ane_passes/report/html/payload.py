@@ -18,6 +18,7 @@ from ...ir.scopes import find_origin
 from ...passes.finding import Finding
 from ...passes.plan import Plan, Row
 from ...passes.severity import Severity
+from ...utils.pass_description import describe_pass
 from ...utils.text_format import format_count, format_duration, join_names
 from ..fix_commands import format_rewrite_command, format_split_command
 from ..ignored import count_ignored
@@ -88,6 +89,7 @@ class _FixTable:
         commands = [format_rewrite_command(self._report, [made["pass"]])] if made["pass"] else []
         commands += [format_split_command(self._report, item)] if item.split_at else []
         entry: dict[str, Any] = {name: None if value is None else sanitize_text(value) for name, value in made.items()}
+        entry["how"] = describe_pass(made["exactness"], made["preset"]) if made["pass"] else None
         entry["commands"] = [sanitize_text(each) for each in commands]
         key = repr(entry)
         if key not in self._places:

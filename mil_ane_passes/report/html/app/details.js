@@ -143,11 +143,10 @@ const details = {
 
   fix(fix) {
     if (!fix) return [];
-    const how = fix.preset === "named" ? "not in a preset, runs only by name" : `in preset ${fix.preset}`;
     const commands = fix.commands.map((one) => commandBox(one));
     return [
       commands.length ? el("h4", {}, "Fix") : null,
-      fix.pass ? el("p", {}, el("code", {}, fix.pass), ` · ${fix.exactness} · ${how}`) : null,
+      fix.pass ? el("p", {}, el("code", {}, fix.pass), ` · ${fix.how}`) : null,
       ...commands,
       fix.advice ? el("div", {}, el("h4", {}, "Advice"), el("p", { class: "text" }, fix.advice)) : null,
     ];
