@@ -152,7 +152,9 @@ class Parser(argparse.ArgumentParser):
         for action in self._actions:
             if action.option_strings and action.choices is not None and name.lstrip("-") in action.choices:
                 return f"; did you mean '{action.option_strings[0]} {name.lstrip('-')}'?"
-        return suggest_nearest(name, [option for action in self._actions for option in action.option_strings])
+        # Dashes, which all options have in common, do not count as similar.
+        known = {option.lstrip("-"): option for action in self._actions for option in action.option_strings}
+        return suggest_nearest(name.lstrip("-"), known, known.__getitem__)
 
     def _take_positionals(self, found: argparse.Namespace, rest: list[str]) -> list[str]:
         """Add arguments after options to the last positional argument, which argparse closes at the first option:

@@ -17,6 +17,10 @@ __all__ = [
     "suggest_nearest",
 ]
 
+_MIN_SIMILARITY = 0.65
+"""The least similarity (difflib's ratio) of a suggested name: a name of three characters with one wrong has 0.67. Names
+that only share a word, such as `cast` and `int_casts`, have less; at 0.5 unrelated names are suggested."""
+
 
 class AnePassesError(Exception):
     """Base of every error this package raises on purpose; the command line prints it without a traceback."""
@@ -65,6 +69,10 @@ def format_memory_error(error: MemoryError) -> str:
 
 
 def suggest_nearest(name: str, known: Iterable[str], shown: Callable[[str], str] = str) -> str:
-    """Return `"; did you mean 'x'?"` for the closest of `known`, or the empty string when nothing is close."""
-    close = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
-    return f"; did you mean '{shown(close[0])}'?" if close else ""
+    """Return `"; did you mean 'x'?"` for the closest of `known`, or the empty string when nothing is close.
+
+    Case does not count.
+    """
+    names = {each.casefold(): each for each in known}
+    close = difflib.get_close_matches(str(name).casefold(), list(names), n=1, cutoff=_MIN_SIMILARITY)
+    return f"; did you mean '{shown(names[close[0]])}'?" if close else ""

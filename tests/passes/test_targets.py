@@ -69,7 +69,8 @@ def test_a_device_without_an_answer_is_refused_with_the_reason(name, expected):
 
 
 @pytest.mark.parametrize(("name", "ending"), [
-    ("m7", "; did you mean 'm6'?"), ("al", "; did you mean 'all'?"), ("", "'Mac16,12'"), ("x", "'Mac16,12'"),
+    ("m7", "'Mac16,12'"), ("m44", "; did you mean 'm4'?"), ("al", "; did you mean 'all'?"), ("", "'Mac16,12'"),
+    ("x", "'Mac16,12'"),
     ("iPhone 15 por", "; did you mean 'iPhone 15 Pro'?"), ("MacBook Pro (M9)", ""), ("Mac99,1", ""),
 ])
 def test_an_unknown_target_is_refused(name, ending):
