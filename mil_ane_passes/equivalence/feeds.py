@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from coremltools import proto
 from coremltools.converters.mil.mil import Function, Var, types
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
@@ -22,6 +23,7 @@ __all__ = [
     "ShapeChoice",
     "count_computed_elements",
     "find_image_inputs",
+    "find_pixel_inputs",
     "get_symbol_sizes",
     "list_shape_choices",
     "list_size_choices",
@@ -41,6 +43,7 @@ _MAX_RANGE_ELEMENTS = 1 << 18
 "Most elements of an input at the upper end of its range. A range may end at millions, which would take hours to run."
 _FREE_INTEGER_COUNT = 8
 "Integers without an upper bound are drawn below this number: small ones are valid as sizes, counts and positions."
+_FLOAT16_IMAGE = proto.FeatureTypes_pb2.ImageFeatureType.GRAYSCALE_FLOAT16
 
 
 @dataclass(frozen=True)
@@ -131,6 +134,14 @@ def find_image_inputs(description: Any) -> set[str]:
     if description is None:
         return set()
     return {feature.name for feature in description.input if feature.type.HasField("imageType")}
+
+
+def find_pixel_inputs(description: Any) -> set[str]:
+    """Return the names of the inputs that are images of bytes; the floats of a float16 image are not limited."""
+    if description is None:
+        return set()
+    return {feature.name for feature in description.input
+            if feature.type.HasField("imageType") and feature.type.imageType.colorSpace != _FLOAT16_IMAGE}
 
 
 def make_feeds(function: Function, choice: ShapeChoice, seed: int, description: Any = None) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from ..runtime.feeds import get_numpy_dtype
 from ..utils.errors import InputError, suggest_nearest
 from ..utils.text_format import add_article
 from .execution import USER_FEEDS_LABEL, Plan, build_plans
-from .feeds import list_shape_choices, make_feeds, make_state
+from .feeds import find_pixel_inputs, list_shape_choices, make_feeds, make_state
 
 __all__ = ["Feeds", "Ranges", "UserInputs", "parse_ranges"]
 
@@ -27,6 +27,9 @@ Ranges = Mapping[str, Sequence[float]]
 
 _RANDOM_SAMPLES = 4
 "Random draws within ranges, in addition to both ends: two from the entire interval, and two from its ends only."
+
+_LARGEST_PIXEL = 255
+"Pixels are bytes, except those of GRAYSCALE_FLOAT16 images, which may be any float."
 
 
 @dataclass(frozen=True)
@@ -67,25 +70,27 @@ class UserInputs:
             made += [Plan(plan.function, label, plan.feeds, plan.state, asked=True)
                      for plan in build_plans(program, 1, describe, sample)]
         if self.ranges:
-            self._check_ranges(program)
+            self._check_ranges(program, describe)
             for name, function in program.functions.items():
                 made += self._iterate_range_plans(name, function, describe(name))
         return made
 
-    def _check_ranges(self, program: Program) -> None:
+    def _check_ranges(self, program: Program, describe: Callable[[str], Any]) -> None:
         known = list(dict.fromkeys(name for function in program.functions.values() for name in function.inputs))
         for name in self.ranges:
             if name not in known:
                 raise InputError(
                     f"ranges: no input '{name}'; expected {', '.join(known)}{suggest_nearest(name, known)}"
                 )
-        for function in program.functions.values():
+        for function_name, function in program.functions.items():
+            images = find_pixel_inputs(describe(function_name))
             for name in set(self.ranges) & set(function.inputs):
-                _check_representable(name, self.ranges[name], function.inputs[name])
+                _check_representable(name, self.ranges[name], function.inputs[name], name in images)
 
     def _iterate_range_plans(self, name: str, function: Function, description: Any) -> Iterator[Plan]:
         if not set(self.ranges) & set(function.inputs):
             return
+        images = find_pixel_inputs(description)
         for choice in list_shape_choices(function, description):
             for number in range(2 + _RANDOM_SAMPLES):
                 feeds = make_feeds(function, choice, number, description)
@@ -94,15 +99,19 @@ class UserInputs:
                 for each, ends in self.ranges.items():
                     drawn = feeds if each in feeds else state
                     if each in drawn:
-                        drawn[each] = _sample_within(random, function.inputs[each], drawn[each].shape, ends, number)
+                        drawn[each] = _sample_within(random, function.inputs[each], drawn[each].shape, ends, number,
+                                                     each in images)
                 label = f"ranges, draw {number}, {choice.label} shapes"
                 yield Plan(name, label, feeds, state, asked=choice.label == "default")
 
 
-def _sample_within(random: np.random.Generator, var: Var, shape: tuple[int, ...], ends: Interval, number: int) -> Array:
+def _sample_within(
+    random: np.random.Generator, var: Var, shape: tuple[int, ...], ends: Interval, number: int, image: bool
+) -> Array:
     """Make draw `number`: all elements at the low end (0), all at the high end (1), then random elements.
 
-    Random draws alternate between uniform numbers from the interval and a mix of both ends.
+    Random draws alternate between uniform numbers from the interval and a mix of both ends. Elements of integer inputs
+    and of images are integers.
     """
     low, high = ends
     dtype = get_numpy_dtype(var)
@@ -112,7 +121,7 @@ def _sample_within(random: np.random.Generator, var: Var, shape: tuple[int, ...]
         drawn = random.choice([low, high], shape)
     else:
         drawn = random.uniform(low, high, shape)
-    if dtype.kind != "f":
+    if image or dtype.kind != "f":
         drawn = np.rint(drawn).clip(math.ceil(low), math.floor(high))
     return np.asarray(drawn).astype(dtype)
 
@@ -121,10 +130,15 @@ def _to_samples(feeds: Any) -> tuple[Any, ...]:
     return tuple(feeds) if isinstance(feeds, Iterable) else (feeds,)
 
 
-def _check_representable(name: str, ends: Interval, var: Var) -> None:
-    """Raise InputError if the dtype of the input `var` cannot represent the interval `ends`."""
+def _check_representable(name: str, ends: Interval, var: Var, image: bool) -> None:
+    """Raise InputError if the pixels of an image, or the dtype of the input `var`, cannot represent the interval."""
     low, high = ends
     dtype, called = get_numpy_dtype(var), types.builtin_to_string(var.dtype)
+    if image:
+        dtype, called = np.dtype(np.uint8), "pixels"
+        if low < 0 or high > _LARGEST_PIXEL:
+            raise InputError(f"ranges: '{name}' is {low:g} to {high:g}; it is an image, whose pixels are 0 to "
+                             f"{_LARGEST_PIXEL}; expected a range of pixels, before the model scales them")
     entire = dtype.kind != "f"
     held: Any = np.finfo(dtype) if not entire else np.iinfo(np.uint8 if dtype.kind == "b" else dtype)
     lowest, highest = (0.0, 1.0) if dtype.kind == "b" else (float(held.min), float(held.max))

@@ -181,6 +181,45 @@ def test_ranges_that_an_input_cannot_hold_are_refused(ranges, said):
         ane.calibrate(integers(), ranges=ranges)
 
 
+def image_model(path, layout):
+    """A model of an image, which it scales itself."""
+    channels = 1 if "GRAY" in layout else 3
+
+    @mb.program(input_specs=[mb.TensorSpec((1, channels, 4, 4), dtype=types.fp32)], opset_version=ct.target.iOS16)
+    def scaling(image):
+        return mb.mul(x=image, y=np.float32(1 / 255), name="y")
+
+    feature = ct.ImageType("image", (1, channels, 4, 4), color_layout=getattr(ct.colorlayout, layout))
+    return save_program(scaling, path, ct.target.iOS16, inputs=[feature])
+
+
+@pytest.mark.parametrize("layout", ["RGB", "BGR", "GRAYSCALE"])
+@pytest.mark.parametrize("ends", ["-1:1", "0:256", "300:400"])
+def test_ranges_of_images_are_those_of_pixels(tmp_path, capsys, layout, ends):
+    image_model(tmp_path / "in.mlpackage", layout)
+    capsys.readouterr()
+    for command in (["calibrate"], ["rewrite", "-o", str(tmp_path / "out.mlpackage"), "--preset", "full"]):
+        assert main([*command, str(tmp_path / "in.mlpackage"), "--ranges", f"image={ends}"]) == 2
+        assert (f"ranges: 'image' is {ends.replace(':', ' to ')}; it is an image, whose pixels are 0 to 255; expected "
+                "a range of pixels, before the model scales them\n") in capsys.readouterr().err
+    assert main(["calibrate", str(tmp_path / "in.mlpackage"), "--ranges", "image=0:255"]) == 0
+    assert "image" not in capsys.readouterr().err
+
+
+def test_pixels_within_ranges_are_whole(tmp_path):
+    image_model(tmp_path / "in.mlpackage", "RGB")
+    with pytest.raises(ane.InputError, match="'image' is 0.2 to 0.8; expected an interval with an integer for pixels"):
+        ane.calibrate(tmp_path / "in.mlpackage", ranges={"image": (0.2, 0.8)})
+    row, = ane.calibrate(tmp_path / "in.mlpackage", ranges={"image": (0.6, 2.6)}).found.rows
+    assert (row.trace.minimum, row.trace.maximum) == (np.float32(1 / 255), np.float32(2 / 255))
+
+
+def test_a_float16_image_has_any_range(tmp_path):
+    image_model(tmp_path / "in.mlpackage", "GRAYSCALE_FLOAT16")
+    row, *_ = ane.calibrate(tmp_path / "in.mlpackage", ranges={"image": (-510, 510)}).found.rows
+    assert row.trace.minimum < -1.9
+
+
 @pytest.mark.parametrize("feeds", [5, [3], "x.npz"])
 def test_feeds_that_are_none_are_refused(feeds):
     with pytest.raises(ane.InputError, match="expected a mapping from input name to array, or a list of such"):
