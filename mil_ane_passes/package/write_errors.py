@@ -27,24 +27,46 @@ _REMEDIES = {
 }
 
 
+class _WriteError(InputError):
+    """The error of an output at `target`; its cause is the OSError."""
+
+    target: Path | None = None
+
+
 @contextmanager
 def convert_write_errors(target: Path, what: str = "the package") -> Iterator[None]:
     """Convert an OSError of writing `what` to `target` into an InputError.
 
-    Use it only while nothing has been changed at `target`: the message says that existing files are unchanged.
+    Use it only while nothing has been changed at `target`: the message says that existing files are unchanged. An error
+    of a package that is first written into the staging folder of `target` becomes one of `target`.
     """
     try:
         yield
     except OSError as error:
-        reason = error.strerror or str(error)
-        remedy = (
-            _REMEDIES.get(error.errno or 0)
-            if _is_write_error(error, target)
-            else "check that it is readable and complete"
-        )
-        stays = "existing files are unchanged" if _is_present(target) else "nothing was written there"
-        raise InputError(f"{target}: {what} cannot be written ({reason}{_format_file_name(error)}); {stays}"
-                         f"{f': {remedy}' if remedy else ''}") from error
+        raise _make_error(error, target, what) from error
+    except _WriteError as error:
+        if error.target is None or not isinstance(error.__cause__, OSError) or not _is_staged(error.target, target):
+            raise
+        raise _make_error(error.__cause__, target, what) from error.__cause__
+
+
+def _make_error(error: OSError, target: Path, what: str) -> _WriteError:
+    reason = error.strerror or str(error)
+    remedy = (
+        _REMEDIES.get(error.errno or 0)
+        if _is_write_error(error, target)
+        else "check that it is readable and complete"
+    )
+    stays = "existing files are unchanged" if _is_present(target) else "nothing was written there"
+    made = _WriteError(f"{target}: {what} cannot be written ({reason}{_format_file_name(error)}); {stays}"
+                       f"{f': {remedy}' if remedy else ''}")
+    made.target = target
+    return made
+
+
+def _is_staged(path: Path, target: Path) -> bool:
+    """Return whether `path` is inside a staging folder of `target`."""
+    return any(is_staging_name(each.name, target) for each in (path, *path.parents))
 
 
 def _is_write_error(error: OSError, target: Path) -> bool:
@@ -52,9 +74,7 @@ def _is_write_error(error: OSError, target: Path) -> bool:
     if not isinstance(error.filename, str | bytes):
         return True
     path = Path(os.fsdecode(error.filename))
-    return path in (target, *target.parents) or any(
-        is_staging_name(each.name, target) for each in (path, *path.parents)
-    )
+    return path in (target, *target.parents) or _is_staged(path, target)
 
 
 def _format_file_name(error: OSError) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from mil_ane_passes.commands.main import main
 from mil_ane_passes.package import staging
+from tests.commands.test_adapt_encoders import make_encoder
 
 FIXTURE = str(Path(__file__).parents[2] / "fixtures" / "conv_transpose_1d.mlpackage")
 COMMANDS = {
@@ -17,6 +19,11 @@ COMMANDS = {
     "edit": ("out.mlpackage", ["edit", FIXTURE, "--dedup-weights"]),
     "lint": ("out.json", ["lint", FIXTURE]),
 }
+
+
+@pytest.fixture
+def encoder(tmp_path):
+    return make_encoder(tmp_path / "source.mlpackage")
 
 
 @pytest.fixture
@@ -71,3 +78,23 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path, capsys, monkeypatch,
     assert err.startswith(f"mil-ane-passes: {tmp_path / 'folder'}: the folder cannot be written ({os.strerror(code)}")
     assert "nothing was written there: " in err
     assert out == "" and err.count("\n") == 1 and os.listdir(tmp_path) == []
+
+
+def test_a_full_disk_within_adapt_names_the_output(encoder, full, capsys):
+    capsys.readouterr()
+    assert main(["adapt", str(encoder), "-o", str(full / "out"), "--context", "8"]) == 2
+    out, err = capsys.readouterr()
+    assert err.splitlines()[-1] == (
+        f"mil-ane-passes: {full / 'out'}: the folder cannot be written (No space left on device); nothing was written "
+        "there: free some space, or choose another disk")
+    assert out == "" and ".mil-ane-passes" not in err and os.listdir(full) == ["source.mlpackage"]
+
+
+def test_a_full_disk_within_a_rewrite_in_place_names_the_package(full, capsys):
+    package = full / "in.mlpackage"
+    shutil.copytree(FIXTURE, package)
+    assert main(["lint", str(package), "--fix", "--in-place"]) == 2
+    out, err = capsys.readouterr()
+    assert (f"{package}: the package cannot be written (No space left on device); existing files are unchanged: free "
+            "some space, or choose another disk") in err
+    assert ".mil-ane-passes" not in out + err and os.listdir(full) == ["in.mlpackage"]
