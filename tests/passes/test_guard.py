@@ -155,6 +155,16 @@ def test_each_rewrite_may_add_what_no_model_is_worse_for():
     assert not any(trace.fired or trace.reverted for trace in apply_rewrites(rules, built, guard=Guard(small, 0.01)))
 
 
+def test_the_allowances_of_several_rewrites_add_up_as_the_page_says(capsys):
+    before = forecast_of(spent(35, call=5))
+    for steps in (1, 2, 3):
+        within, beyond = (forecast_of(spent(35 * 1.01 + 0.5 * steps + more, call=5)) for more in (-0.01, 0.1))
+        assert fault_of(before, within, steps=steps) is None and fault_of(before, beyond, steps=steps) is not None
+    assert main(["explain", "guard"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "each rewrite may add 0.5 us" in said and "those of two are 2.9 % of a model of 35 us" in said
+
+
 def test_nothing_is_predicted_where_nothing_guarded_fires():
     def never(prog):
         raise AssertionError("predicted")
