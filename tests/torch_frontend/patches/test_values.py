@@ -992,6 +992,18 @@ def whole_reductions_sums_of_everything_and_of_some_axes(x: torch.Tensor) -> tor
     return turned + turned.sum() + turned.sum(1, keepdim=True) + turned.max()
 
 
+# `grid_sample` of images and volumes.
+def sampled_at_a_grid(x: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
+    return functional.grid_sample(x, grid, align_corners=False)
+
+
+add_case("volume sampling images", sampled_at_a_grid, torch.randn(1, 2, 4, 5), torch.rand(1, 3, 2, 2) * 2 - 1,
+         frontends=FRONTENDS)
+add_refused("volume sampling is refused with advice",
+            "samples an input of rank 5, but Core ML's resample has two spatial axes .rank 4.; sample the two nearest",
+            sampled_at_a_grid, torch.randn(1, 2, 3, 4, 5), torch.rand(1, 2, 2, 3, 3) * 2 - 1, frontends=FRONTENDS)
+
+
 def each_frontend(cases: list[Case]) -> list[object]:
     return [pytest.param(one, frontend, id=f"{one.name}-{frontend}") for one in cases for frontend in one.frontends]
 
