@@ -66,22 +66,22 @@ class AdaptOptions:
     "the folder to write"
     _: KW_ONLY
     context: int | None = field(default=None, metadata=flag(type=positive_int, metavar="N"))
-    "how many tokens there can be (default: the most that is possible: the rows of a cache, the end of a range)"
+    "maximum number of tokens (default: the largest that IN supports: the rows of its cache, or the end of its range)"
     prefill: int | None = field(default=None, metadata=flag(type=positive_int, metavar="N"))
-    "decoders: write packages that take N tokens at a time as well, for the prompt"
+    "decoders: also write packages that process N tokens per call, for the prompt"
     target: str = field(default="m4", metadata=flag())
     "the chip to rewrite for and to predict (default: m4)"
     cache: str = field(default="io", metadata=flag(choices=("io", "state")))
     "decoders: io (default): the cache goes in, its new rows come out, and the caller keeps it; state: one state"
     embedding: str = field(default="package", metadata=flag(choices=("package", "npy", "one-hot")))
-    """decoders: where token ids are looked up: package (default): in the lookup package; npy: by the caller, in a file
-    of the table; one-hot: by a product in the main package, for small vocabularies"""
+    """decoders: who looks up the embeddings of tokens: package (default): the lookup package; npy: the caller, in a
+    file of the table; one-hot: the main package, by a product with the table, for small vocabularies"""
     parts: int | None = field(default=None, metadata=flag(type=positive_int, metavar="N"))
-    "decoders: cut the main package into N between its layers"
+    "decoders: split the main package into N packages, between its layers"
     max_part_size: str | float | None = field(default=None, metadata=flag(metavar="SIZE"))
-    "decoders: cut the main package into as few as have at most SIZE of weights each, such as 1.4GB"
+    "decoders: split it into as few packages as possible with at most SIZE of weights each, such as 1.4GB"
     head_tiles: int | None = field(default=None, metadata=flag(type=positive_int, metavar="N"))
-    "decoders: return the logits in N outputs, from as many products; measure it: it was slower on one chip"
+    "decoders: compute the logits by N products, as N outputs; measure the effect: it was slower on one chip"
     verify: bool = field(default=True, metadata=flag())
     "compare results, and generated tokens, with those of the source (default); if they differ, nothing is written"
     overwrite: bool = field(default=False, metadata=flag())
