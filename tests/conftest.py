@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import sys
 from pathlib import Path
@@ -155,3 +156,12 @@ def nothing_left_out(request, monkeypatch):
     """Elsewhere no pass may break an equivalence check: were one left out, the test would pass without it."""
     if "leaving_out" not in request.fixturenames:
         monkeypatch.setattr("mil_ane_passes.commands.rewrite_steps.MAX_PASSES_LEFT_OUT", 0)
+
+
+@pytest.fixture(autouse=True)
+def keep_log_level():
+    """Restore the log level of coremltools, which generate.py sets for its process."""
+    logger = logging.getLogger("coremltools")
+    level = logger.level
+    yield
+    logger.setLevel(level)

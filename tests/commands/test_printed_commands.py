@@ -17,7 +17,7 @@ from mil_ane_passes.commands.main import main
 from mil_ane_passes.passes.examples import build_program, make_weight
 from tests.conversions import save_program
 
-COMMAND = re.compile(r"mil-ane-passes [^`;\n]*?(?= \(\w+, |$| says )", re.M)
+COMMAND = re.compile(r"mil-ane-passes [^`;\n]*?(?= \([\w ]+[;,] |$| says )", re.M)
 
 
 def vocoder():

@@ -249,7 +249,7 @@ REFUSED = {
     "too few": (lambda x, z: x + z, "returned 1 outputs, the program has 2 ('sum', 'gap'); expected one for each"),
     "too many": (lambda x, z: (x, z, x), "returned 3 outputs, the program has 2 ('sum', 'gap')"),
     "other names": (lambda x, z: {"a": x}, "returned 1 outputs ('a'), the program has 2 ('sum', 'gap')"),
-    "no array": (lambda x, z: (x, object()), "returned a object; expected tensors, arrays or numbers"),
+    "no array": (lambda x, z: (x, object()), "returned an object; expected tensors, arrays or numbers"),
     "raises": (lambda x, z: x @ z, "raised ValueError for (x: float32[2, 3], z: float32[2, 3]): matmul: "),
     "parameters": (lambda: None, "raised TypeError"),
 }
