@@ -77,13 +77,24 @@ def lower_bitwise(context: Any, node: Any) -> None:
         add_result(context, node, logical(x=x, y=y, name=node.name))
         return
     if kind != "and":
-        raise NotConverted.at(node, f"'{kind}' of ints has no lowering", "use bools, or arithmetic")
+        raise _make_bitwise_error(node, inputs, f"'{kind}' of ints has no lowering")
     x, y = (y, x) if is_constant(x) else (x, y)
     mask = np.unique(np.asarray(to_python(y, node, "other") if is_constant(y) else -1, dtype=np.int64))
     if np.any(mask < 0) or np.any(mask & (mask + 1)) or np.any(mask > 2**30 - 1):
-        raise NotConverted.at(node, "'and' of ints is supported for constant masks 2^k - 1 only. "
-                              "The `bitwise_and` op only supports boolean input", "use arithmetic")
+        raise _make_bitwise_error(node, inputs, "'and' of ints is supported for constant masks 2^k - 1 only")
     add_result(context, node, mb.mod(x=x, y=mb.add(x=y, y=np.int32(1)), name=node.name))
+
+
+def _make_bitwise_error(node: Any, inputs: Any, what: str) -> NotConverted:
+    """Make the error for a bitwise op; a bool beside another type may be a mask that the model declares as numbers."""
+    dtypes = [to_tensor(each).dtype for each in (inputs.self, inputs.other)]
+    if dtypes.count(types.bool) != 1:
+        return NotConverted.at(node, what, "write mask.bool() for masks, and arithmetic for numbers")
+    kind = what.partition(" ")[0]
+    first, second = map(types.builtin_to_string, dtypes)
+    number = second if dtypes[0] == types.bool else first
+    return NotConverted.at(node, f"{kind} of {first} and {second}",
+                           f"if the {number} operand is a mask, write mask.bool(), else arithmetic")
 
 
 @PATCH.op("lshift", "rshift", "bitwise_left_shift", "bitwise_right_shift")
