@@ -34,7 +34,7 @@ def test_a_program_that_was_changed_is_not_edited_as_a_file(package, tmp_path):
 
 @pytest.mark.parametrize("source", [7, None, ct.PassPipeline()])
 def test_what_is_no_package(source, tmp_path):
-    with pytest.raises(ane.InputError, match=r"cannot edit a .* that is not a package on disk"):
+    with pytest.raises(ane.InputError, match=r"cannot edit an? .* that is not a package on disk"):
         ane.edit(source, tmp_path / "out.mlpackage", rename={"x": "image"})
 
 
