@@ -20,7 +20,7 @@ from ..package.destination import check_destination, find_enclosing_package
 from ..package.manifest import read_layout
 from ..utils.errors import InputError
 from ..utils.option_spelling import choose_spelling, is_command
-from ..utils.text_format import escape_text
+from ..utils.text_format import add_article, escape_text
 from . import lint, rewrite
 from .batch_executors import InProcessExecutor, JobRunner, WorkerPool
 from .batch_jobs import Job, Request
@@ -201,6 +201,8 @@ def _resolve_target(folder: Any, request: Request) -> Path | None:
     """Return the folder of the results; None if nothing is written."""
     if not request.writes:
         return None
+    if folder is not None and not isinstance(folder, (str, os.PathLike)):
+        raise InputError(f"folder: found {add_article(type(folder).__name__)}; expected the path of an output folder")
     if folder is None or not os.fspath(folder).strip():
         raise InputError("no output folder given; expected one (it is created if it does not exist)")
     target = Path(os.path.abspath(folder))

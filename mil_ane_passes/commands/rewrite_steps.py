@@ -30,7 +30,7 @@ from ..passes.pipeline import apply_rewrites, select_rewrites, treat_as_preset
 from ..passes.targets import is_applicable, parse_target
 from ..utils.errors import InputError, LimitReached, NotSupported
 from ..utils.option_spelling import format_no_verify_option
-from ..utils.text_format import format_count
+from ..utils.text_format import add_article, format_count
 from .pipeline import make_forecaster, make_guard, make_measures
 from .sources import OpenedSource, copy_source
 
@@ -155,7 +155,10 @@ def resolve_destination(src: Any, dst: Any) -> Path | None:
     if isinstance(src, Program):
         raise InputError("a mil.Program cannot be written as a package; convert it with ct.convert(program, "
                          "pass_pipeline=mil_ane_passes.pipeline()), or rewrite it in place with dst=program")
-    return Path(fspath(dst))
+    if not isinstance(dst, (str, PathLike)):
+        raise InputError(f"dst: found {add_article(type(dst).__name__)}; expected a path, or the program that is src, to "
+                         "rewrite it in place")
+    return Path(dst)
 
 
 def start_copying_ahead(options: RewriteOptions, path: Path | None) -> AbstractContextManager[CopyAhead | None]:

@@ -127,6 +127,16 @@ def test_what_commands_have_of_the_wrong_kind(case):
     assert refused.value.option == message.partition(":")[0]
 
 
+@pytest.mark.parametrize("place", ["package", 3, b"out.mlpackage", ["out.mlpackage"]], ids=str)
+def test_an_output_is_a_path(fixtures, place):
+    source = fixtures / "nothing_to_do.mlpackage"
+    place = ane.load(source) if place == "package" else place
+    with pytest.raises(ane.InputError, match=r"^dst: found an? \w+; expected a path, or the program that is src"):
+        ane.rewrite(source, place)
+    with pytest.raises(ane.InputError, match=r"^folder: found an? \w+; expected the path of an output folder"):
+        ane.batch("lint", source, place)
+
+
 def test_errors_with_right_kinds_stay_what_they_are(monkeypatch):
     """A fault of ours is not put on an option."""
     from mil_ane_passes.equivalence import trace
