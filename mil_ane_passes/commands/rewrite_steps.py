@@ -156,8 +156,8 @@ def resolve_destination(src: Any, dst: Any) -> Path | None:
         raise InputError("a mil.Program cannot be written as a package; convert it with ct.convert(program, "
                          "pass_pipeline=mil_ane_passes.pipeline()), or rewrite it in place with dst=program")
     if not isinstance(dst, (str, PathLike)):
-        raise InputError(f"dst: found {add_article(type(dst).__name__)}; expected a path, or the program that is src, to "
-                         "rewrite it in place")
+        raise InputError(f"dst: found {add_article(type(dst).__name__)}; expected a path, or the program that is src, "
+                         "to rewrite it in place")
     return Path(dst)
 
 
