@@ -79,10 +79,11 @@ def find_read_file(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
 
 def refuse_program(path: str | os.PathLike[str]) -> None:
     """Raise InputError if `path` is an ExecuTorch program or a delegate: a package or a network is expected."""
-    if find_address(path) is not None:
-        raise InputError(f"{os.fspath(path)}: is part of an ExecuTorch program, which is not supported here; expected "
-                         f"a package: mil-ane-passes rewrite IN.pte/METHOD/N -o OUT.mlpackage writes the one of a "
-                         f"delegate")
+    address = find_address(path)
+    if address is not None:
+        kind = "an ExecuTorch program" if address[1] is None else "part of an ExecuTorch program"
+        raise InputError(f"{os.fspath(path)}: is {kind}, which is not supported here; expected a package: "
+                         "mil-ane-passes rewrite IN.pte/METHOD/N -o OUT.mlpackage writes the one of a delegate")
 
 
 @dataclass(frozen=True)

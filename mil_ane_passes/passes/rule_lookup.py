@@ -31,7 +31,8 @@ def find_rule_name(key: str, rules: Iterable[RuleKeys], note: str = "") -> str:
     names = {each: rule.name for rule in known for each in (rule.code.lower(), rule.slug, rule.name)}
     required = key.lower().removeprefix("ane::")
     if required not in names:
-        hint = _suggest_similar(required, known) or suggest_nearest(required, names)
+        words = [each for rule in known for each in (rule.code, rule.slug, rule.name)]
+        hint = _suggest_similar(required, known) or suggest_nearest(required, words)
         raise InputError(f"no rule '{key}'; `mil-ane-passes passes` lists codes and names{hint}{note}")
     return names[required]
 

@@ -36,7 +36,7 @@ def _find_names_by_key(key: str, who: str) -> list[str]:
     found = [rule.name for rule in rules if _is_code_prefix(rule.code.lower(), required)]
     if found:
         return found
-    known = {word for rule in rules for word in (rule.code.lower(), rule.slug, rule.name)}
+    known = {word for rule in rules for word in (rule.code, rule.slug, rule.name)}
     raise InputError(f"{who}: no rule '{key}'; expected a code, a code prefix such as ANE3, a slug or a name "
                      f"(`mil-ane-passes passes` lists them){suggest_nearest(required, known)}", option=who)
 

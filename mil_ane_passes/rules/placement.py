@@ -76,7 +76,8 @@ def _describe_unsupported_ops(rows: list[Row]) -> str:
     if not refused:
         return "; all ops are supported, the model is too small for the ANE"
     kinds = format_op_types(row.op for row in refused)
-    return f"; {format_count(len(refused), 'op')} unsupported on the ANE limit it ({kinds})"
+    limit = "limits" if len(refused) == 1 else "limit"
+    return f"; {format_count(len(refused), 'op')} unsupported on the ANE {limit} it ({kinds})"
 
 
 class LateDeparture(PlanRule):

@@ -223,7 +223,7 @@ def test_what_a_measurement_contradicts_has_a_page(capsys):
 @pytest.mark.parametrize(
     ("key", "ending"),
     [
-        ("ANE3001", "; did you mean 'ane301'?"),
+        ("ANE3001", "; did you mean 'ANE301'?"),
         ("conv-transpose-bias", "; did you mean 'conv-transpose-1d-bias'?"),
         ("conv_trans", "; names that contain it: explicit_conv_transpose_shape, lift_conv_transpose_1d, "
                        "split_conv_transpose_bias, symmetrize_conv_transpose_pad"),
