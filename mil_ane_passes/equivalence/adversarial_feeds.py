@@ -39,6 +39,7 @@ __all__ = [
     "TIES",
     "WIDE",
     "WIDE_AND_TIES",
+    "ZEROS",
     "Domain",
     "build_adversarial_plans",
     "describe_samples",
@@ -47,7 +48,7 @@ __all__ = [
 Array = np.ndarray[Any, Any]
 
 WIDE, SPECIAL, TIES, INDICES, SIZES = "wide range", "NaN and infinities", "ties", "indices", "sizes"
-LOW = "far below zero"
+LOW, ZEROS = "far below zero", "zeros"
 ROWS, THRESHOLDS, FLOAT_THRESHOLDS = "rows of tables that differ", "thresholds", "thresholds of floats"
 WIDE_AND_TIES = "wide range and ties"
 "One run instead of two, for functions with long runs: wide range in the first half of each input, ties in the rest."
@@ -62,6 +63,7 @@ _DESCRIPTIONS = {
                    "other "
     "multiples of 0.5, some elements +-6e-8 and +-1e-4, rows of zeros, of one number and one-hot",
     LOW: "one in four channels, images or rows below -20000",
+    ZEROS: "all floats 0, which a branch may take for false",
     ROWS: "ids of the rows in which tables of the two programs differ most",
     THRESHOLDS: "integers at, above and below the constants that they are compared with",
     FLOAT_THRESHOLDS: "floats just below and above the constants that only one of the programs compares them with",
@@ -166,8 +168,11 @@ class _Sampler:
             shapes = self._choice.shapes
             is_long = _MIN_LONG_RUN_ELEMENTS <= count_computed_elements(self._function, shapes) < math.inf
             yield from (WIDE_AND_TIES, SPECIAL) if is_long else (WIDE, SPECIAL, TIES)
-            if any(op.op_type == "max_pool" for op in iterate_nested_ops(self._function)):
+            op_types = {op.op_type for op in iterate_nested_ops(self._function)}
+            if "max_pool" in op_types:
                 yield LOW
+            if "cond" in op_types:
+                yield ZEROS
         elif any(self._is_index(name, var) or name in self._images for name, var in inputs.items()):
             yield WIDE
         if any(self._is_index(name, var) for name, var in inputs.items()):
@@ -206,6 +211,8 @@ class _Sampler:
             values = _set_extremes(random, _scale_rows(random, values), _EXTREMES)
         elif kind == LOW:
             values = _lower_slab(values)
+        elif kind == ZEROS:
+            values = np.zeros_like(values)
         elif kind == TIES:
             values = _set_extremes_and_rows(random, np.round(values * 4) / 2, _TINY_VALUES)
         elif self._domain.allows_special_values(name):

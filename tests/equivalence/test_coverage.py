@@ -96,6 +96,18 @@ def test_a_loop_that_no_draw_entered_is_not_proved():
     assert "block 1 of while_loop" in verdict(built).reason
 
 
+@pytest.mark.parametrize("test", [
+    lambda x: mb.equal(x=mb.reduce_max(x=mb.abs(x=x), keep_dims=False), y=np.float16(0)),
+    lambda x: mb.logical_not(x=mb.cast(x=mb.reduce_sum(x=mb.abs(x=x), keep_dims=False), dtype="bool")),
+], ids=["equal", "bool"])
+def test_the_branch_of_zeros_is_entered(test):
+    """A branch of a NeuralNetwork tests whether an input is 0."""
+    assert verdict(lambda: conditional(test)).status == "different"
+    built = conditional(test)
+    report = compare_programs(built, conditional(test))
+    assert report.equal and "zeros" in str(report)
+
+
 def test_an_unchanged_branch_need_not_be_entered():
     built = conditional(total_above(1e6))
     assert compare_programs(built, built).equal
