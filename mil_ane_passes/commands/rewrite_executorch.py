@@ -107,7 +107,7 @@ def rewrite_delegates(options: RewriteOptions) -> ExecutorchRewriteReport:
         report.delegates[blob.name] = rewrite_model(replace(options, src=package, dst=None, ahead=None))
     _fill_report(report)
     if path is not None and not options.dry_run and report.status != "not verified":
-        _write_program(program, report, path)
+        _write_program(program, report, path, options.overwrite)
     report.seconds = time.perf_counter() - started
     return report
 
@@ -125,7 +125,9 @@ def _fill_report(report: ExecutorchRewriteReport) -> None:
     report.package = made[0].package if len(made) == 1 else None
 
 
-def _write_program(program: ExecutorchProgram, report: ExecutorchRewriteReport, path: Path) -> None:
+def _write_program(
+    program: ExecutorchProgram, report: ExecutorchRewriteReport, path: Path, overwrite: bool
+) -> None:
     """Write the program with the rewritten models, atomically; if none changed, copy the file."""
     with tempfile.TemporaryDirectory(prefix="mil_ane_passes_") as folder:
         new: dict[str, list[Data]] = {}
@@ -135,7 +137,7 @@ def _write_program(program: ExecutorchProgram, report: ExecutorchRewriteReport, 
                 save(made.package, package)
                 made.weight_bytes_after = sum(file.stat().st_size for file in package.rglob("*.bin"))
                 new[name] = _flatten_blob(program.blobs[name], package)
-        replace_file(path, lambda file: program.write(new, file))
+        replace_file(path, lambda file: program.write(new, file), overwrite)
     report.status = "written" if new else "unchanged"
 
 

@@ -168,7 +168,7 @@ def rewrite_in_format(options: RewriteOptions) -> NetworkRewriteReport:
     elif found.changed and options.verify and not report.verified:
         report.status = "not verified"
     else:
-        _write_result(options.src, found, path)
+        _write_result(options.src, found, path, options.overwrite)
         report.status = "written" if found.changed else "unchanged"
     report.seconds = time.perf_counter() - started
     return report
@@ -255,12 +255,12 @@ def _verify_network(options: RewriteOptions, spec: Any, found: RewrittenNetwork)
         return VerifyReport("not verified", promised.exactness, reason=str(lacking))
 
 
-def _write_result(source: Any, found: RewrittenNetwork, path: Path) -> None:
+def _write_result(source: Any, found: RewrittenNetwork, path: Path, overwrite: bool) -> None:
     """Write the model atomically; an unchanged file is copied byte for byte."""
     raw = found.spec.SerializeToString()
     if not found.changed and isinstance(source, (str, os.PathLike)) and Path(source).is_file():
         raw = Path(source).read_bytes()
-    write_atomically(path, lambda file: file.write(raw))
+    write_atomically(path, lambda file: file.write(raw), overwrite)
 
 
 def _limit_lines(lines: list[str]) -> list[str]:

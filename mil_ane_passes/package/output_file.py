@@ -42,8 +42,10 @@ def write_text_file(target: Path, text: str) -> None:
     write_atomically(target, lambda file: file.write(text.encode("utf-8", "surrogateescape")))
 
 
-def write_atomically(target: Path, fill: Callable[[IO[bytes]], object]) -> None:
+def write_atomically(target: Path, fill: Callable[[IO[bytes]], object], overwrite: bool = True) -> None:
     """Let `fill` write a file atomically. An existing file is replaced; a link is followed to its target.
+
+    Without `overwrite`, raises InputError for an existing file.
 
     A path that is not a regular file, such as /dev/null or a pipe, is written to and not replaced.
     """
@@ -51,4 +53,4 @@ def write_atomically(target: Path, fill: Callable[[IO[bytes]], object]) -> None:
         with convert_write_errors(target, "the file"), open(target, "wb") as device:
             fill(device)
         return
-    replace_file(Path(os.path.realpath(target)), fill)
+    replace_file(Path(os.path.realpath(target)), fill, overwrite)

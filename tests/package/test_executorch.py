@@ -14,6 +14,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from coremltools.models.datatypes import Array
+from coremltools.models.neural_network import NeuralNetworkBuilder
+from coremltools.models.utils import save_spec
 
 import mil_ane_passes as ane
 from mil_ane_passes.commands.main import main
@@ -175,6 +178,33 @@ def test_what_cannot_be_done_is_refused(arguments, expected, tmp_path, capsys):
     check_refused(capsys, expected, *(each.replace("{out}", str(tmp_path)).replace("{}", str(PROGRAMS))
                                       for each in arguments))
     assert not any(tmp_path.iterdir())
+
+
+@needs_flatbuffers
+@pytest.mark.parametrize("name", ["mixed.pte", "net.mlmodel"])
+def test_a_file_that_another_run_puts_there_meanwhile_stays(name, tmp_path):
+    source = PROGRAMS / name if name == "mixed.pte" else make_network(tmp_path / name)
+    target = tmp_path / f"out{source.suffix}"
+    settings = {**SETTINGS, "target": "all"} if name == "mixed.pte" else {}
+
+    def write_another(text):
+        if not target.exists():
+            target.write_text("of another run")
+
+    with pytest.raises(ane.InputError, match=r"out\.\w+: another run put a file there meanwhile; it stays, and nothing"):
+        ane.rewrite(source, target, **settings, progress=write_another)
+    assert target.read_text() == "of another run"
+    ane.rewrite(source, target, **settings, overwrite=True)
+    assert target.read_bytes() != b"of another run"
+
+
+def make_network(path: Path) -> Path:
+    """A network of one layer."""
+    builder = NeuralNetworkBuilder([("x", Array(2, 3, 4))], [("y", None)], disable_rank5_shape_mapping=True)
+    builder.add_softmax_nd("softmax", "x", "y", 1)
+    builder.spec.description.output[0].type.multiArrayType.shape.extend([2, 3, 4])
+    save_spec(builder.spec, str(path))
+    return path
 
 
 @needs_flatbuffers
