@@ -36,7 +36,10 @@ _ELLIPSIS = "..."
 def probe() -> str | None:
     import torch
 
-    return find_fault(lambda x: torch.einsum("...d,...d->...", x, x), torch.arange(24.0).reshape(1, 2, 3, 4))
+    x = torch.arange(24.0).reshape(1, 2, 3, 4)
+    return (find_fault(lambda x: torch.einsum("...d,...d->...", x, x), x)
+            or find_fault(lambda x: torch.einsum("...ij->...ji", x), x)
+            or find_fault(lambda x, y: torch.einsum("ij,ij", x, y), x[0, :, 0], x[0, :1, 0]))
 
 
 @PATCH.op("einsum")
