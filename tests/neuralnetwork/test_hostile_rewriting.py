@@ -163,15 +163,17 @@ def test_files_with_flipped_bytes_are_refused_or_verified(tmp_path, seed):
         (tmp_path / "out.mlmodel").unlink(missing_ok=True)
 
 
-def test_a_killed_write_leaves_nothing(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("step", "options"), [
+    ("os.replace", ["--overwrite"]), ("mil_ane_passes.package.file_replacement.move_to_free_path", [])])
+def test_a_killed_write_leaves_nothing(tmp_path, monkeypatch, step, options):
     path = tmp_path / "in.mlmodel"
     path.write_bytes(make_spec().SerializeToString())
 
     def fail(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("os.replace", fail)
+    monkeypatch.setattr(step, fail)
     assert run_on(path, tmp_path, ["lint", str(path), "--select", "NN104"])[0] == 0
     with contextlib.redirect_stderr(io.StringIO()) as err:
-        assert main(["rewrite", str(path), "-o", str(tmp_path / "out.mlmodel")]) == 2
+        assert main(["rewrite", str(path), "-o", str(tmp_path / "out.mlmodel"), *options]) == 2
     assert "No space left" in err.getvalue() and [each.name for each in tmp_path.iterdir()] == ["in.mlmodel"]
