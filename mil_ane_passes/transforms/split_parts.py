@@ -205,7 +205,8 @@ class _CutPlaces:
         why = f"; states are used on both sides of others: {', '.join(states)}" if states else ""
         if not self.found:
             expected = f"them as inputs and outputs, by {format_option('state_to_io')}" if states else (
-                "two ops that read weights, between which all values can be inputs and outputs")
+                f"two ops that read weights of {format_bytes(_MIN_WEIGHT_BYTES)} or more, between which all values can "
+                "be inputs and outputs")
             return f"there is no place at which the function can be cut{why}; expected {expected}"
         return (f"the function can be cut at {format_count(len(self.found), 'place')} only{why}; expected at most "
                 f"{len(self.found) + 1} parts")
