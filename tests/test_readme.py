@@ -85,7 +85,7 @@ def test_the_numbers_in_its_words():
     assert f"Small models of {len(architectures)} architectures" in read_page("mil_ane_passes/rewrites/README.md")
     every = [cell.strip() for cell in grid().splitlines()[-1].strip("|").split("|")]
     alone, patched = (re.search(r"\((\d+)\.(\d)%\)", every[place]) for place in (2, 5))
-    share = f"coremltools converts {alone[1]} % correctly, with the patches {patched[1]}.{patched[2]} %"
+    share = f"coremltools converts {alone[1]}.{alone[2]} % correctly, with the patches {patched[1]}.{patched[2]} %"
     assert f"of {every[1]} cases\n[{share}]" in README
 
 
