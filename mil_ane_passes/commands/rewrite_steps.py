@@ -19,6 +19,7 @@ from coremltools.converters.mil.mil import Program
 
 from ..equivalence.comparison import Strictness
 from ..equivalence.equivalence import VerifyReport, compare_programs
+from ..equivalence.execution import Plan
 from ..equivalence.user_inputs import UserInputs
 from ..ir.printer import diff_program_texts, format_program
 from ..ir.query import count_ops
@@ -242,11 +243,11 @@ def _make_forecaster(plan: RewritePlan, before: OpenedSource) -> Forecaster:
 
 def _verify(
     plan: RewritePlan, before: OpenedSource, made: RewrittenCopy, *, like: RewrittenCopy | None = None,
-    only: tuple[str, str] | None = None, locate: bool = True,
+    only: Plan | None = None, locate: bool = True,
 ) -> VerifyReport:
     """Check that `made` is equivalent within the guarantees of its passes (or of those of `like`).
 
-    `only` and `locate` as for `compare_programs`: one run (function, feeds), and no search for the first difference.
+    `only` and `locate` as for `compare_programs`: the only run, and no search for the first difference.
     """
     promised = combine_promises((like or made).traces)
     _require_torch("the equivalence check", f", or {format_no_verify_option()} to write without an equivalence check")
@@ -280,8 +281,7 @@ def _find_faulty_pass(
     failed."""
     traces = {trace.rule: trace for trace in made.traces if trace.fired}
     fired = [rule for rule in rules if rule.name in traces]
-    failed = next((case for case in verify.cases if case.failed), None)
-    only = None if failed is None else (failed.function, failed.feeds)
+    only = verify.failed_plan
     good, bad = 0, len(fired)  # the first `good` rules are verified, the first `bad` are not
     while bad - good > 1:
         plan.options.progress(f"not verified: searching for the faulty one of {bad - good} passes")

@@ -124,6 +124,8 @@ class VerifyReport:
     "The comparisons at the ends of regions that differ, if digests were requested."
     ops: dict[str, OpCount] = field(default_factory=dict)
     "For two programs that ran side by side, by precision: counts of how the second program's ops were computed."
+    failed_plan: Plan | None = None
+    "The feeds of the first run whose outputs differ."
     repeated: str = ""
     "For a check that repeats a recorded one: a description of the equal results."
     departed: str = ""
@@ -277,7 +279,7 @@ def compare_programs(
     exactness: Exactness | Strictness = Exactness.ROUNDING, feeds: Mapping[str, Array] | None = None,
     describe: Callable[[str], Any] = lambda name: None, progress: Progress = lambda text: None,
     quirks: Sequence[str] = (), mapping: Mapping[str, str] | None = None, further: Sequence[Plan] = (),
-    widths: bool = False, only: tuple[str, str] | None = None, locate: bool = True,
+    widths: bool = False, only: Plan | None = None, locate: bool = True,
     ranges: Mapping[str, tuple[float, float]] | None = None, digests: bool = False,
 ) -> VerifyReport:
     """Compare two programs on the same feeds. Raises InputError when their interfaces differ.
@@ -288,7 +290,7 @@ def compare_programs(
       precisions, and on random draws only at float64.
     - `widths`: the float widths of `after`'s interface may differ. Feeds are then rounded to the narrower type, and
       outputs of `before` to the dtypes of `after`.
-    - `only`: the function and the feeds of the only run to make.
+    - `only`: the only run to make; other runs, which depend on constants of both programs, are not chosen.
     - `ranges`: the user's intervals of inputs.
     - `feeds`: the user's feeds. Without them, adversarial feeds are run, too: at all precisions for BITWISE, else at
       float64.
@@ -300,13 +302,17 @@ def compare_programs(
     check_runnable(after, quirks)
     across = find_interface_widths(before, after)
     promised = exactness if isinstance(exactness, Strictness) else Strictness(exactness)
-    drawn = build_plans(before, seeds, describe, feeds) if feeds is not None else _add_adversarial_plans(
-        build_plans(before, seeds, describe), before, describe, promised, {plan.function for plan in further}, ranges)
-    if feeds is None and promised.accuracy is None and promised.exactness is not Exactness.APPROXIMATE:
-        drawn += build_table_row_plans(before, after, describe, ranges)
-        drawn += build_threshold_plans(before, after, describe, ranges)
-        drawn += build_float_threshold_plans(before, after, describe, ranges)
-    made = [round_feeds(plan, across) for plan in (*further, *drawn) if only in (None, (plan.function, plan.label))]
+    if only is not None:
+        made = [round_feeds(only, across)]
+    else:
+        drawn = build_plans(before, seeds, describe, feeds) if feeds is not None else _add_adversarial_plans(
+            build_plans(before, seeds, describe), before, describe, promised, {plan.function for plan in further},
+            ranges)
+        if feeds is None and promised.accuracy is None and promised.exactness is not Exactness.APPROXIMATE:
+            drawn += build_table_row_plans(before, after, describe, ranges)
+            drawn += build_threshold_plans(before, after, describe, ranges)
+            drawn += build_float_threshold_plans(before, after, describe, ranges)
+        made = [round_feeds(plan, across) for plan in (*further, *drawn)]
     regions = RegionLog() if digests else None
     old, new = _execute_both(before, after, made, precisions, progress, quirks, mapping or {}, promised, regions)
     lost = round_results(old, across)
@@ -315,6 +321,8 @@ def compare_programs(
     _excuse_sums_of_infinities(before, after, old, new, promised, quirks)
     report = _judge_with_adjustments(before, old, new, promised, precisions)
     report.quirks, report.runs, report.ops = tuple(quirks), runs, _count_ops(new)
+    failed = {(case.function, case.feeds) for case in report.cases if case.failed}
+    report.failed_plan = next((plan for plan in made if (plan.function, plan.label) in failed), None)
     report.regions = regions.regions if regions is not None else []
     report.notes += [WIDTHS_NOTE] * bool(across)
     report.notes += _describe_extreme_feeds(report, made, promised)

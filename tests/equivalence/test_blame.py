@@ -223,3 +223,25 @@ def test_a_batch_tells_and_remembers(package, preset, tmp_path):
             (status, 0, ["more_tanh"])]
         assert report.to_dict()["items"][0]["left_out_passes"] == ["more_tanh"]
         assert "without ane::more_tanh" in str(report)
+
+
+class _MoveThreshold(_Plus):
+    """A wrong rewrite that only draws between two thresholds show."""
+
+    found = "greater"
+
+    def match(self, op):
+        return Hit(op) if float(op.y.val) == 0.25 else Miss(op, "done", near=False)
+
+    def rewrite(self, hit, mb):
+        return mb.greater(x=hit.op.x, y=np.float16(0.252))
+
+
+def test_a_run_that_only_the_whole_result_asks_for_finds_its_pass(preset):
+    """Feeds at thresholds depend on the constants of both programs, so results of some passes do not ask for them."""
+    built = build_program(lambda x: mb.sigmoid(x=mb.relu(x=mb.cast(x=mb.greater(
+        x=mb.tanh(x=x), y=np.float16(0.25)), dtype="fp16")), name="y"), x=(2, 3))
+    preset(right("tanh"), right("relu"), _MoveThreshold(), right("sigmoid"))
+    report = ane.rewrite(built)
+    assert [each.rule for each in report.left_out_passes] == ["more_greater"], str(report)
+    assert "thresholds of floats" in str(report) and report.verify.equal
