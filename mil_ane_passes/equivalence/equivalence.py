@@ -311,7 +311,7 @@ def compare_programs(
         if feeds is None and promised.accuracy is None and promised.exactness is not Exactness.APPROXIMATE:
             drawn += build_table_row_plans(before, after, describe, ranges)
             drawn += build_threshold_plans(before, after, describe, ranges)
-            drawn += build_float_threshold_plans(before, after, describe, ranges)
+            drawn += build_float_threshold_plans(before, after, describe, Domain(*promised.within, ranges))
         made = [round_feeds(plan, across) for plan in (*further, *drawn)]
     regions = RegionLog() if digests else None
     old, new = _execute_both(before, after, made, precisions, progress, quirks, mapping or {}, promised, regions)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -18,11 +18,11 @@ from coremltools.converters.mil.mil import Function, Operation, Program, Var, ty
 
 from ..ir.query import get_const_value, get_flat_inputs, get_type_info, iterate_nested_ops
 from ..utils.errors import AnePassesError
-from .adversarial_feeds import FLOAT_THRESHOLDS
+from .adversarial_feeds import FLOAT_THRESHOLDS, Domain
 from .execution import Plan
 from .feeds import find_image_inputs, get_symbol_sizes, list_shape_choices, make_feeds, make_state
 from .input_domains import infer_input_domains
-from .interval_propagation import ANY_VALUE, Interval
+from .interval_propagation import ANY_VALUE
 from .lookup_feeds import find_differing_lookups, list_needed_ops
 
 __all__ = ["build_float_threshold_plans"]
@@ -57,10 +57,10 @@ increases with them; away from zero, which moves norms; and one element in a few
 
 
 def build_float_threshold_plans(
-    before: Program, after: Program, describe: Callable[[str], Any], ranges: Mapping[str, Interval] | None = None
+    before: Program, after: Program, describe: Callable[[str], Any], domain: Domain = Domain()
 ) -> list[Plan]:
     """Make runs of each function in which a value is just below and just above each constant that only one of the
-    programs compares it with, and an index at a row in which a table differs."""
+    programs compares it with, and an index at a row in which a table differs. Floats stay within `domain`."""
     made: list[Plan] = []
     for name, function in before.functions.items():
         programs = before, after
@@ -69,7 +69,7 @@ def build_float_threshold_plans(
         wanted = [(program, dict(reversed(own))[key], key[1])  # of a threshold in several places, the first
                   for program, own, more in zip(programs, thresholds, (counts[0] - counts[1], counts[1] - counts[0]))
                   for key in more]
-        draw = _Draw(function, describe(name), ranges or {})
+        draw = _Draw(function, describe(name), domain)
         lookups = find_differing_lookups(
             before, after, name, lambda indices: draw.list_cheap_ops(before, name, indices) is not None)
         wanted = [(before, lookup.indices, float(rows[0])) for lookup, rows in lookups] + wanted
@@ -106,17 +106,17 @@ def _list_operands(op: Operation) -> list[tuple[Var, Any]]:
 class _Draw:
     """A draw of the inputs and states of a function. Those in `moved` are floats whose values are free."""
 
-    def __init__(self, function: Function, description: Any, ranges: Mapping[str, Interval]) -> None:
+    def __init__(self, function: Function, description: Any, domain: Domain) -> None:
         choice = list_shape_choices(function, description)[0]
         self._feeds, self._state = make_feeds(function, choice, 0, description), make_state(function, 0)
-        self._images, self._ranges = find_image_inputs(description), ranges
+        self._images, self._domain = find_image_inputs(description), domain
         domains = infer_input_domains(function, get_symbol_sizes(function, choice.shapes))
         self.moved = {name for name, var in function.inputs.items()
                       if types.is_float(get_type_info(var).dtype) and (
                           domains[name] == ANY_VALUE or name in self._images)}
 
     def move(self, move: _Move, step: float) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Return the feeds and the states with all floats moved by `step`, within their ranges."""
+        """Return the feeds and the states with all floats moved by `step`, within the domain."""
         feeds, state = ({name: self._move_values(name, values, move, step) for name, values in each.items()}
                         for each in (self._feeds, self._state))
         return feeds, state
@@ -124,8 +124,7 @@ class _Draw:
     def _move_values(self, name: str, drawn: Array, move: _Move, step: float) -> Array:
         if name not in self.moved:
             return drawn
-        low, high = self._ranges.get(name, ANY_VALUE)
-        moved = move(drawn.astype(np.float64), step).clip(low, high)
+        moved = self._domain.clip(name, move(drawn.astype(np.float64), step))
         if name in self._images:
             moved = moved.round().clip(0, 255)
         largest = np.finfo(drawn.dtype).max

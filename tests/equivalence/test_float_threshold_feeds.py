@@ -8,9 +8,12 @@ import pytest
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import types
 
+import mil_ane_passes as ane
 from mil_ane_passes.equivalence import float_threshold_feeds
+from mil_ane_passes.equivalence.adversarial_feeds import Domain
 from mil_ane_passes.equivalence.equivalence import compare_programs
 from mil_ane_passes.equivalence.float_threshold_feeds import build_float_threshold_plans
+from mil_ane_passes.passes.examples import build_program
 
 WEIGHT = np.random.default_rng(0).standard_normal((6, 6)).astype(np.float32)
 
@@ -127,7 +130,7 @@ def test_a_threshold_in_another_form_is_equal():
 def test_floats_are_within_the_ranges_of_the_user():
     before, after = PAIRS["a threshold of the input"]
     assert compare_programs(before, after, ranges={"x": (-1.0, 1.0)}).equal
-    plans = build_float_threshold_plans(before, after, lambda name: None, {"x": (-1.0, 3.05)})
+    plans = build_float_threshold_plans(before, after, lambda name: None, Domain(ranges={"x": (-1.0, 3.05)}))
     assert plans and all(plan.feeds["x"].max() <= np.float32(3.05) for plan in plans)
 
 
@@ -155,3 +158,15 @@ def test_what_is_costly_to_compute_is_not_searched(monkeypatch):
     assert build_float_threshold_plans(before, after, lambda name: None)
     monkeypatch.setattr(float_threshold_feeds, "_MAX_ELEMENTS", WEIGHT.size)
     assert not build_float_threshold_plans(before, after, lambda name: None)
+
+
+def test_floats_stay_within_what_a_rewrite_declares():
+    """A mask of -inf becomes a finite one for scores that are not as large; a threshold behind it is no reason to draw
+    others."""
+    def body(x):
+        scores = mb.add(x=x, y=np.array([-np.inf, -np.inf, -np.inf, 0], np.float16))
+        return mb.atanh(x=mb.mul(x=mb.tanh(x=mb.softmax(x=scores, axis=-1)), y=np.float16(0.9)), name="y")
+
+    report = ane.rewrite(build_program(body, x=(2, 5, 4)), passes="full", target="m4")
+    assert not report.left_out_passes and report.verify.equal, str(report)
+    assert {"finite_mask", "inverse_tanh"} <= {trace.rule for trace in report.traces if trace.fired}
