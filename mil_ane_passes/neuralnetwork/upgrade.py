@@ -182,7 +182,9 @@ def _make_classifier_config(network: ConvertedNetwork) -> Any:
 
 
 def _get_label_name(network: ConvertedNetwork) -> str:
-    name = network.description.predictedFeatureName or "classLabel"
+    """Return the name of the label; that of a pipeline of the general type is only among its outputs."""
+    name = network.description.predictedFeatureName or next(
+        (each.name for each in network.outputs if each.is_label), "classLabel")
     return network.names.get(name, name)
 
 

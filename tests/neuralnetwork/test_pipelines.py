@@ -78,6 +78,20 @@ def test_a_pipeline_in_a_pipeline_takes_an_image_and_gives_labels():
     assert made.input[0].type.WhichOneof("Type") == "imageType" and made.predictedFeatureName == "letter"
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_general_pipeline_that_ends_in_a_classifier_keeps_the_name_of_its_label(nested):
+    """Such a pipeline has no predictedFeatureName: `coremltools.utils.make_pipeline` sets none."""
+    spec = join(make_linear(source="data"), make_classifier())
+    spec = join(spec) if nested else spec
+    spec.description.predictedFeatureName = spec.description.predictedProbabilitiesName = ""
+    x = RNG.standard_normal((3, 2, 2)).astype(np.float32)
+    found = predict(spec, {"data": x})
+    assert set(found) == {"letter", "scores"} and found["letter"] == "abcd"[(WEIGHT @ x.reshape(-1)).argmax()]
+    described = upgrade_model(spec).model.get_spec().description
+    assert {each.name for each in described.output} == {"letter", "scores"}
+    assert (described.predictedFeatureName, described.predictedProbabilitiesName) == ("letter", "scores")
+
+
 def test_what_declares_another_shape_of_as_many_elements_is_reshaped():
     x = RNG.standard_normal((3, 2, 2)).astype(np.float32)
     found = predict(join(make_doubler(), make_linear(shape=(12, 1, 1))), {"data": x})
