@@ -158,7 +158,7 @@ class _Parser(configparser.ConfigParser):
 def _read_ini_section(path: Path, text: str) -> dict[str, Any] | None:
     parser = _Parser(interpolation=None, default_section="", delimiters=("=",))
     try:
-        parser.read_string(text, source=str(path))
+        parser.read_string(_blank_other_sections(text), source=str(path))
     except configparser.Error as error:
         words = " ".join(str(error).split())
         raise InputError(f"{path}: cannot be read ({words}); fix it, or use {format_option('no_config')}") from error
@@ -181,6 +181,16 @@ def _read_ini_section(path: Path, text: str) -> dict[str, Any] | None:
                                  f"[{SECTION}.options.RULE]")
             found["options"][rule] = _read_options(parser, name)
     return found
+
+
+def _blank_other_sections(text: str) -> str:
+    """Replace the lines of sections of other tools, which may have other forms, by empty ones."""
+    kept, ours = [], True
+    for line in text.splitlines():
+        if line.startswith("["):
+            ours = re.search(r"mil[_-]ane[_-]passes", line) is not None
+        kept.append(line if ours else "")
+    return "\n".join(kept)
 
 
 def _read_options(parser: configparser.ConfigParser, section: str) -> dict[str, Any]:

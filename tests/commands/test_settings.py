@@ -107,6 +107,29 @@ def test_mistakes_name_the_file(case, tmp_path):
         assert str(raised.value).startswith(f"{file}: {message}") and "\n" not in str(raised.value)
 
 
+OTHERS = """[metadata]
+name: x
+version: 1
+[options]
+zip_safe
+install_requires:
+    a
+[flake8]
+exclude =
+    [mil_ane_passes]
+"""
+
+
+@pytest.mark.parametrize("text", [OTHERS + INI.replace("metadata", "rest"), INI.replace("[mil", f"{OTHERS}[mil", 1)])
+def test_sections_of_other_tools_may_have_other_forms(text, tmp_path):
+    """setuptools and others also accept colons, and keys without a value."""
+    found = read_settings(written(tmp_path, "setup.cfg", text))
+    assert (found.target, found.ignore, found.fail_under) == ("m4", ("int-inputs", "ANE301"), 92.5)
+    assert found.options == {"lift_conv_1d": {"axis": "2"}}
+    with pytest.raises(InputError, match=r"\[line 13\]: 'target: m4"):
+        read_settings(written(tmp_path, "setup.cfg", f"{OTHERS}\n[mil_ane_passes]\ntarget: m4\n"))
+
+
 def test_a_named_file_must_have_a_section(tmp_path):
     with pytest.raises(InputError, match="no such file; expected"):
         read_settings(tmp_path / "no.toml")
