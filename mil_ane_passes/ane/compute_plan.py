@@ -24,6 +24,7 @@ from ..passes.plan import Plan, Row
 from ..passes.targets import Generation, parse_target
 from ..utils.errors import InputError
 from ..utils.json_file import MEASUREMENT_FORM, read_json
+from ..utils.text_format import add_article
 
 __all__ = [
     "MeasuredOp",
@@ -184,6 +185,8 @@ def read_measurements(given: MeasurementSource) -> list[Measurement]:
     """Read the plans in a file, or in the data read from one. Raises InputError for anything else."""
     if isinstance(given, Mapping):
         return list(_iterate_measurements(given, "the measurement"))
+    if not isinstance(given, (str, os.PathLike)):
+        raise InputError(f"measured: found {add_article(type(given).__name__)}; {MEASUREMENT_FORM}", option="measured")
     return list(_iterate_measurements(read_json(given, "measured", MEASUREMENT_FORM), str(Path(given))))
 
 
@@ -250,7 +253,7 @@ def _parse_op(function: str, op: Any, file: str, where: str) -> MeasuredOp:
         supported = tuple(
             _parse_device(each, file, where) for each in _check_type(supported, list, file, f"{where}, supported")
         )
-    if cost is not None and (isinstance(cost, bool) or not isinstance(cost, (int, float)) or not 0 <= cost < 1e9):
+    if cost is not None and (isinstance(cost, bool) or not isinstance(cost, (int, float)) or not 0 <= cost <= 1 + 1e-6):
         raise InputError(f"measured: '{file}', {where}: cost is {cost!r}; expected a number from 0 to 1, or null")
     return MeasuredOp(function, kind, tuple(map(str, outputs)), supported,
                       None if preferred is None else _parse_device(preferred, file, where), cost)

@@ -233,6 +233,9 @@ def _choose_executor(jobs: int, executor: Executor | None, work: int) -> Abstrac
         if jobs:
             raise InputError("both jobs and an executor are given; expected only one of them: an executor defines its "
                              "own workers")
+        if not callable(getattr(executor, "submit", None)):
+            raise InputError(f"executor: found {add_article(type(executor).__name__)}; expected an executor of "
+                             "concurrent.futures, or jobs= for a number of processes")
         return nullcontext(executor)
     if not isinstance(jobs, int) or jobs < 0:
         raise InputError(f"jobs: found {jobs!r}; expected a non-negative integer (0: run in this process)")

@@ -291,7 +291,7 @@ def _lint_package(lint: Callable[..., Any], how: dict[str, Any], job: Job, item:
     gates, form = Gates(how["fail_under"], how["fail_on"]), how["report"]
     report = lint(job.source, **{name: how[name] for name in get_batch_options(LintOptions)})
     counted = report.failing_findings(gates.counted)
-    item.status = "findings" if counted else "clean"
+    item.status = "findings" if counted else "below limit" if gates.is_under(report) else "clean"
     item.code, item.count, item.ops_before = int(gates.fails(report)), len(counted), len(report.plan.rows)
     item.upgraded = bool(report.upgraded)
     if gates.is_under(report):

@@ -19,11 +19,11 @@ __all__ = ["BatchItem", "BatchReport"]
 class BatchItem:
     """The result for one package.
 
-    `status`: "written", "unchanged" (copied as it is), "not verified" or "dry run" of `rewrite`, "clean" or "findings"
-    of `lint`; "up to date" (the result of an earlier run was kept), "failed" or "not run" (interrupted) of both. `code`
-    is the exit code of the command for this package alone. `count` is the number of rewritten matches, or of findings
-    that are not notes; `bytes` the size of the package in bytes, of `rewrite` the new one, of `lint` the linted one;
-    `seconds` wall time.
+    `status`: "written", "unchanged" (copied as it is), "not verified" or "dry run" of `rewrite`, "clean", "findings" or
+    "below limit" (fewer ops on the ANE than `fail_under`) of `lint`; "up to date" (the result of an earlier run was
+    kept), "failed" or "not run" (interrupted) of both. `code` is the exit code of the command for this package alone.
+    `count` is the number of rewritten matches, or of findings that are not notes; `bytes` the size of the package in
+    bytes, of `rewrite` the new one, of `lint` the linted one; `seconds` wall time.
     """
 
     name: str
@@ -114,7 +114,8 @@ class BatchReport:
                 ] if self.skipped else []
 
     def _format_outcome(self) -> str:
-        parts = ", ".join(f"{number} {status}" for status, number in self.counts().items())
+        spoken = {"findings": "with findings", "below limit": "below the limit"}
+        parts = ", ".join(f"{number} {spoken.get(status, status)}" for status, number in self.counts().items())
         many = format_count(len(self.items), "package")
         return f"{many} in {self.seconds:.1f} s: {parts or 'nothing done'}"
 

@@ -29,6 +29,7 @@ from ..utils.locking import synchronized
 from ..utils.option_spelling import format_option_values
 
 __all__ = [
+    "COUNT",
     "DEFAULT_SEEDS",
     "FEEDS",
     "LINK",
@@ -60,6 +61,8 @@ DEFAULT_SEEDS = 3
 "Number of seeded random feeds, for the equivalence check and for rules that accept such feeds."
 NOT_IN_BATCH: Metadata = {"batch": False}
 "Metadata of a keyword that is neither a flag nor a setting of `batch`."
+COUNT: Metadata = {"count": True}
+"Metadata of a number of at least 1 that is no flag."
 
 
 def ignore_progress(text: str) -> None:
@@ -213,6 +216,7 @@ def command(options: Callable[P, O]) -> Callable[[Callable[[O], R]], Callable[P,
                 raise TypeError(text.replace(f"{options.__name__}.__init__", function.__name__)) from None
             if isinstance(target := getattr(made, "target", None), str):
                 parse_target(target)  # a wrong name is reported without waiting for the import
+            _check_counts(made)
             check_paths(made)
             _import_coremltools()
             try:
@@ -239,6 +243,16 @@ def check_paths(options: Any) -> None:
         form, value = each.metadata.get("flag"), getattr(options, each.name)
         if form is not None and form.check is not None and isinstance(value, (str, PathLike)) and os.fspath(value):
             form.check(Path(value))
+
+
+def _check_counts(options: Any) -> None:
+    """Raise InputError for a count below 1, which the parser of the command line refuses by `positive_int`."""
+    for each in fields(options):
+        form, value = each.metadata.get("flag"), getattr(options, each.name)
+        is_count = "count" in each.metadata or (form is not None and form.settings.get("type") is positive_int)
+        if is_count and value is not None and not (_KINDS["int"](value) and value >= 1):
+            raise InputError(f"{each.name}: found {_shorten_repr(repr(value))}; expected a whole number, at least 1",
+                             option=each.name)
 
 
 _KINDS: dict[str, Callable[[Any], bool]] = {

@@ -31,6 +31,7 @@ from ..utils.text_format import (
 )
 from ..utils.upgraded_source import UpgradedSource, upgrades_to_dict
 from .options import (
+    COUNT,
     DEFAULT_SEEDS,
     FEEDS,
     LINK,
@@ -95,7 +96,7 @@ class RewriteOptions:
     link: bool = field(default=False, metadata=LINK)
     feeds: Feeds | None = field(default=None, metadata=FEEDS)
     ranges: Ranges | None = field(default=None, metadata=RANGES)
-    seeds: int = DEFAULT_SEEDS
+    seeds: int = field(default=DEFAULT_SEEDS, metadata=COUNT)
     max_seconds: float | None = field(default=None, metadata=MAX_SECONDS)
     max_steps: int | None = field(default=DEFAULT_MAX_STEPS, metadata=MAX_STEPS)
     max_memory: str | float | None = field(default=None, metadata=MAX_MEMORY)

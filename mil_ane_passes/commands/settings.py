@@ -207,6 +207,9 @@ def _reject_misspelt_section(path: Path, names: Any) -> None:
 
 def _make_settings(path: Path, found: dict[str, Any]) -> Settings:
     said = {key.replace("_", "-"): value for key, value in found.items()}
+    if len(said) < len(found):
+        twice = next(key for key in found if "_" in key and key.replace("_", "-") in found)
+        raise InputError(f"{path}: found both '{twice.replace('_', '-')}' and '{twice}'; expected one of them")
     for key in said:
         if key not in KEYS:
             raise InputError(f"{path}: no key '{key}' in {_format_heading(path)}; expected {', '.join(KEYS)}"

@@ -69,7 +69,7 @@ def open_source(source: Any) -> OpenedSource:
         return _open_package(source)
     if isinstance(source, (str, PathLike)):
         return replace(_open_package(load(source), fspath(source)), is_at_path=True)
-    if hasattr(source, "get_spec"):
+    if hasattr(source, "get_spec") and not isinstance(source, type):
         package = load_model(source)
         converted = getattr(source, "_mil_program", None)
         if isinstance(converted, Program):
@@ -80,7 +80,8 @@ def open_source(source: Any) -> OpenedSource:
     if is_network(source):
         return _open_package(upgrade_to_package(source, "the model"))
     spec = "; save a spec first: ct.models.MLModel(spec, weights_dir=...).save(path)"
-    raise InputError(f"cannot read an object of type {type(source).__name__}; expected a path to an .mlpackage, an "
+    kind = f"the class {source.__name__}" if isinstance(source, type) else f"an object of type {type(source).__name__}"
+    raise InputError(f"cannot read {kind}; expected a path to an .mlpackage, an "
                      f"MLModel, a Package "
                      f"or a mil.Program{spec if hasattr(source, 'specificationVersion') else ''}")
 

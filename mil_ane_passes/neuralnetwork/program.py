@@ -100,8 +100,9 @@ def list_stages(spec: Any, where: str, depth: int = 0) -> list[Stage]:
     if kind in NETWORK_KINDS:
         return [Stage(where, spec)]
     if kind not in PIPELINE_KINDS:
+        what = f"is of type {kind}" if kind else "has no type"
         raise InputError(
-            f"{where}: the model is of type {kind or 'none'}; expected a NeuralNetwork ({', '.join(NETWORK_KINDS)}), "
+            f"{where}: the model {what}; expected a NeuralNetwork ({', '.join(NETWORK_KINDS)}), "
             "or a pipeline of them" + (_PROGRAM_ADVICE if kind == "mlProgram" else _STAGE_ADVICE if depth else "")
         )
     pipeline = getattr(spec, kind) if kind == "pipeline" else getattr(spec, kind).pipeline

@@ -149,7 +149,7 @@ def _read_file(path: Path) -> Any:
 
 def _convert_program(network: ConvertedNetwork, opset: Any, precision: str, where: str) -> Any:
     """Convert the program to a model with coremltools' pipeline, and give it the network's interface and metadata."""
-    config = _make_classifier_config(network)
+    config = _make_classifier_config(network, where)
     options = {"classifier_config": config} if config else {}
     compute_precision: Any = ct.precision.FLOAT32
     if precision == "fp16":
@@ -172,10 +172,10 @@ def _convert_program(network: ConvertedNetwork, opset: Any, precision: str, wher
                               mil_program=made._mil_program)
 
 
-def _make_classifier_config(network: ConvertedNetwork) -> Any:
+def _make_classifier_config(network: ConvertedNetwork, where: str) -> Any:
     if network.labels is None:
         return None
-    _check_label_count(network.labels, network)
+    _check_label_count(network.labels, network, where)
     return ct.ClassifierConfig(
         class_labels=network.labels, predicted_feature_name=_get_label_name(network),
         predicted_probabilities_output=make_scores_name(network.names) if _find_probabilities(network) else None)
@@ -210,14 +210,14 @@ def _rename_probabilities(result: Any, program: Any, network: ConvertedNetwork) 
         var.name = new if var.name == old else var.name
 
 
-def _check_label_count(labels: list[Any], network: ConvertedNetwork) -> None:
+def _check_label_count(labels: list[Any], network: ConvertedNetwork, where: str) -> None:
     """Raise InputError where a classifier's labels are not as many as the elements of its probabilities."""
     scores = make_scores_name(network.names)
     for var in network.program.functions["main"].outputs:
         extent = var.shape[0] if var.name == scores and var.rank == 1 else len(labels)
         if not labels or isinstance(extent, (int, np.integer)) and extent != len(labels):
-            raise InputError(f"the classifier has {len(labels)} class labels for {extent} probabilities; expected one "
-                             f"label per probability: use a fresh copy of the model")
+            raise InputError(f"{where}: the classifier has {len(labels)} class labels for {extent} probabilities; "
+                             f"expected one label per probability: use a fresh copy of the model")
 
 
 def _copy_description(result: Any, network: ConvertedNetwork) -> None:

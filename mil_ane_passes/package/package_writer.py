@@ -57,6 +57,8 @@ def save(
     if not isinstance(package, Package):
         raise InputError(f"cannot save {add_article(type(package).__name__)}; expected a Package, as load returns it "
                          "(an MLModel has its own method save)")
+    if not isinstance(path, (str, os.PathLike)):
+        raise InputError(f"path: found {add_article(type(path).__name__)}; expected a path that ends in .mlpackage")
     target = Path(os.path.abspath(path))
     check_destination(package.path, target, overwrite)
     with convert_write_errors(target):
@@ -178,6 +180,7 @@ def write_models(
         for each in outputs:
             with convert_write_errors(each.target):
                 check_destination(each.layout.root, each.target, overwrite)
+                each.files.check_unchanged()  # its other files are read below
                 writers = _plan_writers(each.layout, each.files, each.model, each.plan, ahead)
                 writers |= {path: partial(_write_bytes, data) for path, data in each.extra.items()}
                 stagings.append(stack.enter_context(Staging(each.target)))

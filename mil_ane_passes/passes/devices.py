@@ -101,6 +101,8 @@ def find_chip(name: str, chips: Iterable[str]) -> str | None:
 
     Raises InputError for a device without an ANE that Core ML uses, and for a name that several devices share.
     """
+    if re.search(r"[;#=]", name):  # a comment behind a value of setup.cfg, not a name
+        return None
     words = " ".join(re.sub(r"[()\u00b7_/-]|,(?!\d)", " ", name.lower()).split())
     entire = _CHIP.fullmatch(words) or _CHIP.fullmatch(words.replace(" ", ""))
     if entire:

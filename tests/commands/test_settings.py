@@ -93,6 +93,8 @@ WRONG = {
     "no TOML": ("pyproject.toml", "[tool.mil_ane_passes\n", "cannot be read as TOML ("),
     "no table": ("pyproject.toml", "[tool]\nmil_ane_passes = 1\n", "found 1 as tool.mil_ane_passes; expected a table"),
     "no INI": ("setup.cfg", "mil_ane_passes\n", "cannot be read ("),
+    "both spellings": ("pyproject.toml", "[tool.mil_ane_passes]\nfail-under = 1\nfail_under = 2\n",
+                       "found both 'fail-under' and 'fail_under'; expected one of them"),
     "twice": ("setup.cfg", "[mil_ane_passes]\na=1\n[mil_ane_passes]\n", "cannot be read ("),
 }
 

@@ -285,6 +285,7 @@ def test_an_unknown_chip_is_predicted_for_all(package, predicted, capsys, plan):
     (functions(7), "function main, op 0: found int, expected an object"),
     (functions(OP | {"operator": None}), "function main, op 0, operator: found NoneType, expected a text"),
     (functions(OP | {"preferred": "tpu"}), "device 'tpu'; expected cpu, gpu or ane"),
+    (functions(OP | {"cost": 35.2}), "cost is 35.2; expected a number from 0 to 1, or null"),
     (functions(OP | {"cost": "much"}), "cost is 'much'; expected a number from 0 to 1, or null"),
     (functions(OP | {"operator": "other", "outputs": ["z"]}), "measured: no op of "),
 ])

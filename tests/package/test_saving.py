@@ -141,6 +141,15 @@ def test_source_changed_on_disk_is_refused(source, tmp_path):
         save(package, tmp_path / "saved.mlpackage")
 
 
+def test_an_edit_of_a_package_that_was_deleted_is_refused_by_its_name(source, tmp_path):
+    package = load(source)
+    name = package.program.functions["main"].outputs[0].op.inputs["x"].name
+    shutil.rmtree(source)
+    with pytest.raises(InputError, match="was modified or removed after it was loaded") as refused:
+        edit(package, tmp_path / "out.mlpackage", expose=[name])
+    assert str(refused.value).startswith(str(source)) and not (tmp_path / "out.mlpackage").exists()
+
+
 def test_changed_interface_is_refused(source, tmp_path):
     package = load(source)
     function = package.program.functions["main"]

@@ -72,6 +72,7 @@ def test_a_device_without_an_answer_is_refused_with_the_reason(name, expected):
     ("m7", "'Mac16,12'"), ("m44", "; did you mean 'm4'?"), ("al", "; did you mean 'all'?"), ("", "'Mac16,12'"),
     ("x", "'Mac16,12'"),
     ("iPhone 15 por", "; did you mean 'iPhone 15 Pro'?"), ("MacBook Pro (M9)", ""), ("Mac99,1", ""),
+    ("m4 ; comment", ""), ("m4 # x", ""),
 ])
 def test_an_unknown_target_is_refused(name, ending):
     with pytest.raises(InputError) as error:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import coremltools as ct
 import numpy as np
 import pytest
@@ -40,6 +43,29 @@ def test_a_preset_is_no_base():
         ane.pipeline("full")
     assert str(refused.value) == ("base: found 'full'; expected a ct.PassPipeline, or None for coremltools' default; "
                                   "did you mean preset='full'?")
+
+
+CALLS = {
+    "measured": (lambda program: ane.lint(program, measured=3), "measured: found an int; expected the result.json"),
+    "a path to save to": (lambda program: ane.save(ane.load(program), None), "path: found a NoneType; expected a path"),
+    "executor": (lambda program: ane.batch("lint", [program], program.parent, executor=3),
+                 "executor: found an int; expected an executor of concurrent.futures"),
+    "a class": (lambda program: ane.lint(ct.models.MLModel), "cannot read the class MLModel; expected a path"),
+    "values to show": (lambda program: ane.calibrate(program, worst="a"), "worst: found 'a'; expected a whole number"),
+    "values below 1": (lambda program: ane.calibrate(program, worst=-1), "worst: found -1; expected a whole number"),
+    "seeds of rewrite": (lambda program: ane.rewrite(program, program.parent / "out.mlpackage", seeds=0),
+                         "seeds: found 0; expected a whole number, at least 1"),
+    "seeds of verify": (lambda program: ane.verify(program, program, seeds=True), "seeds: found True; expected"),
+}
+
+
+@pytest.mark.parametrize("case", CALLS)
+def test_what_is_of_the_wrong_kind_in_other_functions(case, fixtures, tmp_path):
+    source = Path(shutil.copytree(fixtures / "nothing_to_do.mlpackage", tmp_path / "in.mlpackage"))
+    call, message = CALLS[case]
+    with pytest.raises(ane.InputError) as refused:
+        call(source)
+    assert str(refused.value).startswith(message)
 
 
 @pytest.mark.parametrize("asked", ["full", ["ane::triangle_cumsum"], 3])

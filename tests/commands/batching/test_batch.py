@@ -115,6 +115,12 @@ def test_lint_writes_reports_and_gates(two, out):
     assert len(shown(out)) == 8
 
 
+def test_a_package_below_the_limit_is_not_called_clean(two, out):
+    report = batch("lint", two, out, select="ANE3", fail_under=100)
+    assert [(item.status, item.code) for item in report.items] == [("findings", 1), ("below limit", 1)]
+    assert str(report).endswith(": 1 below the limit, 1 with findings")
+
+
 def test_a_dry_run_writes_nothing(two, out):
     report = batch("rewrite", two, None, dry_run=True)
     assert statuses(report) == {"b": "dry run", "a": "unchanged"} and not out.exists()
