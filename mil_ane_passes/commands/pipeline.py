@@ -22,6 +22,7 @@ from ..passes.guard import Guard
 from ..passes.max_growth import DEFAULT_MAX_GROWTH, check_max_growth
 from ..passes.rule_selection import configure_rules
 from ..passes.targets import parse_target
+from ..utils.garbage_collection import pause_garbage_collection
 from ..utils.locking import synchronized
 from .options import DEFAULT_SEEDS
 
@@ -80,6 +81,7 @@ def make_forecaster(target: str, package: Package | None = None) -> Forecaster:
     """Make the function that predicts programs for `target`; `package` describes the shapes of its inputs."""
     rules = [rule for rule in configure_rules(None).values() if rule.refuses]
 
+    @pause_garbage_collection()
     def forecast_program(program: Program) -> Forecast:
         plan = predict_plan(program, rules, target=target, package=package)[0]
         found = replace(Forecast.of(plan), padded=sum(each.padded for each in list_buffers(program)),

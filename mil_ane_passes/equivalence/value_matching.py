@@ -9,6 +9,7 @@ from coremltools.converters.mil.mil import Block, Function, Operation, Var
 
 from ..ir.query import get_flat_inputs, iterate_nested_ops, iterate_ops_inside_out
 from ..ir.value_numbering import ValueNumbering
+from ..utils.garbage_collection import pause_garbage_collection
 from .coverage import BlockPath, iterate_nested_blocks
 
 __all__ = [
@@ -126,6 +127,7 @@ def find_counterparts(
     return {var: stands_for for var, stands_for in pairs.items() if stands_for}
 
 
+@pause_garbage_collection()
 def match_functions(before: FunctionValues, after: FunctionValues, mapping: Mapping[str, str]) -> FunctionMatch:
     """Match the inputs and ops of the function `after`, without those of nested blocks, with values of `before`.
 

@@ -17,6 +17,7 @@ from coremltools.converters.mil.mil import block as host_block
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 from coremltools.converters.mil.mil.utils import CacheDoublyLinkedList
 
+from ..utils.garbage_collection import pause_garbage_collection
 from .query import get_flat_inputs
 from .type_inference import infer_types, raise_not_evaluated, refine_type
 
@@ -28,6 +29,7 @@ _MAX_EVALUATED_BYTES = 1 << 16
 "Values of more bytes are not evaluated, because that would read weights; shapes and indices are far smaller."
 
 
+@pause_garbage_collection()
 def clone_program(program: Program) -> Program:
     """Clone a program: ops and vars are new, const values and read-only data are shared."""
     clone = copy.copy(program)
