@@ -85,7 +85,8 @@ class LintOptions:
     after: Any = field(default=None, metadata=flag(metavar="B.mlpackage", batch=False, check=check_model_path))
     "a second package to compare with IN"
     sizes: bool = field(default=False, metadata=flag(batch=False))
-    "estimate what compressed weights would gain on the chip, and list formats with published failures"
+    """list the weights by format, the largest, duplicates and the memory of values; estimate what compressed weights
+    would gain on the chip, and list formats with published failures"""
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,8 @@ def add(parser: argparse.ArgumentParser) -> None:
                                                                "replaced")
     parser.add_argument("--all", action="store_true", help="list all occurrences of each finding in the text")
     parser.add_argument("--statistics", action="store_true",
-                        help="count the findings per rule, most frequent first, as text or json")
+                        help="count the findings per rule, most frequent first, and the ops of each type per "
+                             "backend, as text or json")
     add_options(parser, LintOptions)
     add_options(parser, TextOptions)
     add_options(parser, GateOptions)
@@ -370,7 +372,10 @@ class _Linter:
                 report.baseline = known.compare(report.findings)
             if self.options.sizes:
                 from ..ane.weight_formats import advise_on_weights
+                from ..package.storage import survey_storage
 
+                for each in (report,) if report.after is None else (report, report.after):
+                    each.storage = survey_storage(each.plan.program, each.plan.package)
                 report.sizes = advise_on_weights(report.plan.program, report.plan, report.target, report.latency)
             return report
 

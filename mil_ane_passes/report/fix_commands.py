@@ -16,7 +16,8 @@ from ..utils.text_format import format_command_path
 if TYPE_CHECKING:
     from .lint import LintReport
 
-__all__ = ["format_adapt_command", "format_preset_command", "format_rewrite_command", "format_split_command"]
+__all__ = ["format_adapt_command", "format_dedup_command", "format_preset_command", "format_rewrite_command",
+           "format_split_command"]
 
 _OUTPUT_PLACEHOLDER, _PROGRAM_PLACEHOLDER = "OUT.mlpackage", "OUT.pte"
 "Placeholders for the output in printed commands, which the user replaces; the second for an ExecuTorch program."
@@ -47,6 +48,14 @@ def format_adapt_command(report: LintReport) -> str:
     """Format the command that adapts a language model."""
     return shlex.join(["mil-ane-passes", "adapt", format_command_path(report.model), "-o", _FOLDER_PLACEHOLDER,
                        *_list_target_arguments(report)])
+
+
+def format_dedup_command(report: LintReport) -> str | None:
+    """Format the command that stores equal weights once; None for a model that is not a package on disk."""
+    if find_address(report.model) is not None or not os.path.isdir(report.model):
+        return None
+    return shlex.join(["mil-ane-passes", "edit", format_command_path(report.model), "-o", _OUTPUT_PLACEHOLDER,
+                       "--dedup-weights"])
 
 
 def _list_target_arguments(report: LintReport) -> list[str]:

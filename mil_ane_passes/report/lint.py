@@ -12,12 +12,13 @@ from coremltools.converters.mil.mil import Operation, Var, types
 
 from .._version import make_json_header
 from ..ane.agreement import Agreement
-from ..ane.buffers import Buffer, list_buffers
+from ..ane.buffers import Buffer, compute_peak_bytes, list_buffers
 from ..ane.latency import LatencyReport, OpLatency, estimate_latency
 from ..ane.prediction import RuleResult
 from ..ane.weight_formats import SizeAdvice
 from ..ir.printer import format_dimension, format_op
 from ..ir.query import is_symbolic
+from ..package.storage import Storage
 from ..passes.contract import Hit, Miss
 from ..passes.finding import Finding, build_finding
 from ..passes.plan import Plan, Row
@@ -48,9 +49,10 @@ class LintReport(Document):
     requested. The rules that failed with an error are in `plan.failed`, and in the JSON if there are any. `left_out`
     are the parts of a pipeline that are not ML Programs, with their kinds. `latency` is the estimated run time, which
     is not Core ML's estimate in `plan`. `upgraded` describes the model where it is a NeuralNetwork,
-    `network` has what is reported of its layers. `sizes` is advice on compressed weights, None if it was not
-    requested. `ignored` are findings that settings ignore at single ops; they are not among `findings`. `outlook` is
-    asked for the next step, and is not part of the JSON.
+    `network` has what is reported of its layers. `sizes` is advice on compressed weights, and `storage` the weights by
+    format; both are None if they were not requested. `ignored` are findings that settings
+    ignore at single ops; they are not among `findings`. `outlook` is asked for the next step, and is not part of the
+    JSON.
     """
 
     model: str
@@ -67,6 +69,7 @@ class LintReport(Document):
     upgraded: tuple[UpgradedSource, ...] = ()
     network: NetworkLint | None = None
     sizes: SizeAdvice | None = None
+    storage: Storage | None = None
     ignored: list[Ignored] = field(default_factory=list)
     outlook: Outlook | None = field(default=None, compare=False)
 
@@ -121,6 +124,11 @@ class LintReport(Document):
         """
         with pause_garbage_collection():
             return find_next_step(self)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes of values that are live at once, as laid out on the ANE (`compute_peak_bytes`)."""
+        return compute_peak_bytes(self.plan.program)
 
     def summary(self) -> dict[str, Any]:
         segments, support = self.plan.segments, self.plan.support
@@ -179,6 +187,8 @@ class LintReport(Document):
             **upgrades_to_dict(self.upgraded),
             **({"network": self.network.to_dict()} if self.network is not None else {}),
             **({"sizes": self.sizes.to_dict()} if self.sizes is not None else {}),
+            **({"storage": {**self.storage.to_dict(), "peak_bytes": self.peak_bytes}} if self.storage is not None
+               else {}),
         }
 
     def to_html(self) -> str:

@@ -1,20 +1,20 @@
-"""Findings of lint counted per rule, over one package or several."""
+"""Findings of lint counted per rule, and ops per type and backend, over one package or several."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..passes.severity import Severity
-from ..utils.text_format import format_lines
+from ..utils.text_format import format_duration, format_lines
 from .lint import LintReport
 from .lint_collection import CollectionTotals, build_heading
 from .lint_lines import get_fix_pass
 from .table import format_table
 
-__all__ = ["RuleCount", "StatisticsCollection", "count_rules"]
+__all__ = ["KindCount", "RuleCount", "StatisticsCollection", "count_rules"]
 
 
 @dataclass
@@ -43,6 +43,24 @@ class RuleCount:
                          for name, count in self.fixes.items()) or "-"
 
 
+@dataclass
+class KindCount:
+    """The ops of one type: those predicted on the ANE and on the CPU, and the sum of the estimates of each backend in
+    milliseconds."""
+
+    kind: str
+    on_ane: int = 0
+    on_cpu: int = 0
+    ane_ms: float = 0.0
+    cpu_ms: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"op": self.kind, "on_ane": self.on_ane, "on_cpu": self.on_cpu, "est_ane_ms": self.ane_ms,
+                "est_cpu_ms": self.cpu_ms}
+
+
+_Kinds = dict[str, KindCount]
+"Counts by op type."
 _Rules = dict[tuple[str, str, Severity], RuleCount]
 "Counts by code, slug and severity."
 
@@ -73,26 +91,72 @@ def _sort_rules(rules: _Rules) -> list[RuleCount]:
     return sorted(rules.values(), key=lambda rule: (-rule.count, rule.code, rule.slug, rule.severity.rank))
 
 
+def _count_kinds(report: LintReport, kinds: _Kinds) -> None:
+    for row in report.plan.rows:
+        kind = kinds.setdefault(row.op.op_type, KindCount(row.op.op_type))
+        spent = row.cost.of(row.engine)
+        if row.backend == "ane":
+            kind.on_ane, kind.ane_ms = kind.on_ane + 1, kind.ane_ms + spent
+        else:
+            kind.on_cpu, kind.cpu_ms = kind.on_cpu + 1, kind.cpu_ms + spent
+
+
+def _sort_kinds(kinds: _Kinds) -> list[KindCount]:
+    """Sort the counts of op types: those that take most of the time first."""
+    return sorted(kinds.values(), key=lambda kind: (-kind.ane_ms - kind.cpu_ms, kind.kind))
+
+
+def _format_kinds(before: _Kinds, after: _Kinds | None) -> list[str]:
+    """Format a table with a line for each op type; with `after`, what changed is shown as `before -> after`."""
+    sides = [before] if after is None else [before, after]
+
+    def join_sides(name: str, form: Callable[[KindCount], str]) -> str:
+        first, *other = (form(side[name]) if name in side else "0" for side in sides)
+        return first if not other or first == other[0] else f"{first} -> {other[0]}"
+
+    names = dict.fromkeys(kind.kind for side in sides for kind in _sort_kinds(side))
+    rows = [(name, *(join_sides(name, form) for form in (
+        lambda kind: str(kind.on_ane), lambda kind: format_duration(kind.ane_ms) if kind.on_ane else "0",
+        lambda kind: str(kind.on_cpu), lambda kind: format_duration(kind.cpu_ms) if kind.on_cpu else "0")))
+        for name in names]
+    head = ("op", "on the ANE", "estimate", "on the CPU", "estimate")
+    return [*format_table(head, (str.ljust,) + (str.rjust,) * 4, rows),
+            "estimates of Core ML's segmenter (on an M4), predicted: they decide placement and are not a latency"
+            ] if rows else []
+
+
 @dataclass
 class StatisticsCollection:
-    """The output of `lint --statistics`: a table, or JSON, with the most frequent rule first."""
+    """The output of `lint --statistics`: tables, or JSON, with the most frequent rule and the costliest op type first.
+    """
 
     form: str
     settings: Mapping[str, Any]
     rules: _Rules = field(default_factory=dict)
+    kinds: _Kinds = field(default_factory=dict)
+    kinds_after: _Kinds | None = None
+    "The op types of the model that is compared with, if there is one."
 
     def add(self, report: LintReport) -> str | None:
-        """Count the findings of a report; nothing is printed before the end."""
+        """Count the findings and the ops of a report; nothing is printed before the end."""
         _count_findings(report, self.rules)
+        _count_kinds(report, self.kinds)
+        if report.after is not None:
+            self.kinds_after = {} if self.kinds_after is None else self.kinds_after
+            _count_kinds(report.after, self.kinds_after)
         return None
 
     def finish(self, totals: CollectionTotals) -> str | None:
         rules = _sort_rules(self.rules)
         if self.form == "json":
             return json.dumps({**build_heading(self.settings), "statistics": [rule.to_dict() for rule in rules],
+                               "op_kinds": [kind.to_dict() for kind in _sort_kinds(self.kinds)],
+                               **({} if self.kinds_after is None else {
+                                   "op_kinds_after": [kind.to_dict() for kind in _sort_kinds(self.kinds_after)]}),
                                "failed": totals.list_failures(), "summary": totals.to_dict()}, indent=2)
         rows = [(str(rule.count), rule.code, rule.slug, rule.severity.value, str(rule.packages), rule.describe_fixes())
                 for rule in rules]
         align = (str.rjust, str.ljust, str.ljust, str.ljust, str.rjust, str.ljust)
         table = format_table(("count", "code", "rule", "severity", "packages", "fixed by"), align, rows) if rows else []
-        return format_lines([*table, *([""] if table else []), str(totals)])
+        kinds = _format_kinds(self.kinds, self.kinds_after)
+        return format_lines([*table, *([""] if table else []), *kinds, *([""] if kinds else []), str(totals)])

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ..ane.latency import LatencyReport
 from ..ane.latency_parameters import load_parameters
 from ..ane.weight_formats import SizeAdvice
+from ..package.storage import FormatTotal, Storage
 from ..passes.contract import Evidence, Rewrite, Rule
 from ..passes.finding import Finding
 from ..passes.layout import format_bytes
@@ -19,7 +20,7 @@ from ..passes.targets import Generation
 from ..utils.pass_description import describe_pass
 from ..utils.text_format import add_article, format_count, format_duration, format_latency_range, format_lines
 from .agreement import iterate_agreement_lines as agreement_lines
-from .fix_commands import format_rewrite_command, format_split_command
+from .fix_commands import format_dedup_command, format_rewrite_command, format_split_command
 from .ignored import format_ignored_lines
 from .lint_groups import FindingGroup, group_findings
 from .network import iterate_network_lines
@@ -29,7 +30,7 @@ from .table import format_table
 if TYPE_CHECKING:
     from .lint import LintReport
 
-__all__ = ["format_headline", "format_latency", "format_lint_text", "format_location"]
+__all__ = ["describe_duplicates", "format_headline", "format_latency", "format_lint_text", "format_location"]
 
 _MAX_MATCHES_LISTED = 8
 "The most matches with different reasons listed per cause, unless all are requested."
@@ -37,6 +38,8 @@ _MAX_LISTED_PER_REASON = 3
 "The most matches listed for one reason."
 _MAX_NEAR_MISSES_LISTED = 2
 "The most matches listed per reason of near misses."
+_MIN_SHARE_SAVED = 0.01
+"The share of the stored weights that duplicates exceed where a command that removes them is printed."
 
 
 def format_lint_text(report: LintReport, *, everything: bool = False, evidence: bool = True) -> str:
@@ -66,6 +69,8 @@ def format_lint_text(report: LintReport, *, everything: bool = False, evidence: 
     failed = [f"  {each.code} {each.slug}  rule {each.rule} failed {each}" for each in report.plan.failed]
     if failed:
         blocks.append(["rules that failed (their findings are missing; all others are complete):", *failed])
+    if report.storage is not None:
+        blocks.append(_format_storage(report, report.storage, shown))
     if report.sizes is not None:
         blocks.append(_format_sizes(report.sizes, shown))
     lines += format_ignored_lines(report)
@@ -272,6 +277,62 @@ def _format_near_misses(report: LintReport, shown: int | None) -> list[str]:
     some = None if shown is None else _MAX_NEAR_MISSES_LISTED
     return _limit_lines([f"  {rule}  {reason}: {', '.join(names[:some])}{_format_remainder(len(names), some)}"
                          for (rule, reason), names in kinds.items()], shown)
+
+
+def _format_storage(report: LintReport, storage: Storage, shown: int | None) -> list[str]:
+    """Format the weights by format, the largest, duplicates and the memory of values, of both models if there are two.
+    """
+    after = None if report.after is None else report.after.storage
+    sides = [storage] if after is None else [storage, after]
+
+    def join_sides(values: Iterable[object]) -> str:
+        first, *other = map(str, values)
+        return first if not other or first == other[0] else f"{first} -> {other[0]}"
+
+    lines = ["weights: " + join_sides(f"{format_bytes(each.stored)} stored, {format_bytes(each.dense)} unpacked"
+                                      for each in sides)]
+    totals = [{total.format: total for total in each.formats} for each in sides]
+    rows = []
+    for name in dict.fromkeys(name for side in totals for name in side):
+        found = [side.get(name, FormatTotal(name, 0, 0, 0)) for side in totals]
+        rows.append((f"  {name}", join_sides(each.count for each in found),
+                     join_sides(format_bytes(each.stored) for each in found),
+                     join_sides(format_bytes(each.dense) for each in found)))
+    if rows:
+        lines += format_table(("  format", "weights", "stored", "unpacked"), (str.ljust,) + (str.rjust,) * 3, rows)
+    for each, what in zip(sides, ("largest weights:", "largest weights after:")):
+        if each is storage or _list_formats(each, shown) != _list_formats(storage, shown):
+            lines += [what, *_list_largest(each, shown)] if each.weights else []
+    if storage.duplicates is not None:
+        lines.append("duplicate weights: " + join_sides(map(describe_duplicates, sides)))
+    is_large = sides[-1].saved_by_dedup > _MIN_SHARE_SAVED * sides[-1].stored
+    fix = format_dedup_command(report.after or report) if is_large else None
+    lines += [] if fix is None else [f"  fix: {fix}"]
+    return [*lines, "memory of values, by the layout on the ANE, live at once in program order: at most "
+            + join_sides(format_bytes(each.peak_bytes) for each in (report, report.after) if each is not None)]
+
+
+def _list_formats(storage: Storage, shown: int | None) -> list[tuple[str, int]]:
+    """List format and size of the largest weights."""
+    return [(each.format, each.stored) for each in storage.weights[:shown]]
+
+
+def _list_largest(storage: Storage, shown: int | None) -> list[str]:
+    listed = storage.weights[:shown]
+    rows = [(f"  %{each.value}", f"[{', '.join(map(str, each.shape))}]", each.format, format_bytes(each.stored),
+             each.reader) for each in listed]
+    lines = format_table(("  weight", "shape", "format", "stored", "read by"),
+                         (str.ljust, str.ljust, str.ljust, str.rjust, str.ljust), rows) if rows else []
+    return lines + [f"  and {len(storage.weights) - len(listed)} smaller ones"] * (len(listed) < len(storage.weights))
+
+
+def describe_duplicates(storage: Storage) -> str:
+    """Describe the values that are stored several times, and the bytes that this takes."""
+    if not storage.duplicates:
+        return "none"
+    copies = sum(each.copies for each in storage.duplicates)
+    return (f"{format_count(len(storage.duplicates), 'value')} stored {copies} times, "
+            f"{format_bytes(storage.saved_by_dedup)} too many")
 
 
 def _format_sizes(sizes: SizeAdvice, shown: int | None) -> list[str]:

@@ -285,14 +285,19 @@ def test_github_makes_an_error_of_a_single_package_that_cannot_be_read(models, c
 def test_statistics_count_the_findings_of_each_rule(models, capsys):
     shutil.copytree(models / "b" / "c.mlpackage", models / "d.mlpackage")
     out, err = ran(capsys, "models", "--statistics", code=1)
-    head, *rows, blank, summary = out.splitlines()
-    assert head.split() == ["count", "code", "rule", "severity", "packages", "fixed", "by"] and err == "" and not blank
+    findings, kinds, summary = out.split("\n\n")
+    head, *rows = findings.splitlines()
+    assert head.split() == ["count", "code", "rule", "severity", "packages", "fixed", "by"] and err == ""
     assert summary.startswith("3 packages: 2 findings in 2 of them (2 unsupported), ")
     counts = [int(row.split()[0]) for row in rows]
     assert counts == sorted(counts, reverse=True)
     assert ["2", "ANE205", "cumsum", "unsupported", "2", "triangle_cumsum"] in [row.split() for row in rows]
     reports = [ane.lint(path, target="m4") for path in models.rglob("*.mlpackage")]
     assert sum(counts) == sum(len(each.findings) for each in reports)
+    head, *rows, basis = kinds.splitlines()
+    assert head.split() == ["op", "on", "the", "ANE", "estimate", "on", "the", "CPU", "estimate"]
+    ops = [row.op.op_type for each in reports for row in each.plan.rows]
+    assert basis.startswith("estimates of Core ML's segmenter") and {row.split()[0] for row in rows} == set(ops)
 
 
 def test_statistics_as_json_and_of_one_package(models, capsys):
@@ -302,12 +307,28 @@ def test_statistics_as_json_and_of_one_package(models, capsys):
     (row,) = [row for row in data["statistics"] if row["severity"] != "suggestion"]
     assert row == {"code": "ANE205", "slug": "cumsum", "severity": "unsupported", "count": 1, "packages": 1,
                    "fixable": 1, "fixes": {"triangle_cumsum": 1}}
+    assert "op_kinds_after" not in data
+
+
+def test_statistics_count_the_ops_of_each_type_per_backend(models, capsys):
+    ane.rewrite("models/b/c.mlpackage", "after.mlpackage", preset="full", target="m4")
+    given = ["models/b/c.mlpackage", "--after", "after.mlpackage", "--statistics"]
+    data = json.loads(ran(capsys, *given, "--format", "json", code=1)[0])
+    for kinds, path in (("op_kinds", "models/b/c.mlpackage"), ("op_kinds_after", "after.mlpackage")):
+        rows = ane.lint(path, target="m4").plan.rows
+        assert sum(kind["est_ane_ms"] + kind["est_cpu_ms"] for kind in data[kinds]) == pytest.approx(
+            sum(row.cost.of(row.engine) for row in rows))
+        assert {kind["op"]: (kind["on_ane"], kind["on_cpu"]) for kind in data[kinds]} == {
+            row.op.op_type: tuple(sum(other.op.op_type == row.op.op_type and other.backend == backend for other in rows)
+                                  for backend in ("ane", "cpu")) for row in rows}
+    lines = ran(capsys, *given, code=1)[0].splitlines()
+    assert any(line.split()[0] == "cumsum" and "1 -> 0" in line for line in lines if line)
 
 
 def test_statistics_with_a_baseline_a_file_and_what_cannot_be_read(models, capsys):
     ran(capsys, "models", "--format", "json", "-o", "old.json", code=1)
     out, _ = ran(capsys, "models", "--statistics", "--baseline", "old.json", code=0)
-    assert out.startswith("2 packages: 0 findings, 0 suggestions; ") and out.count("\n") == 1
+    assert out.startswith("op ") and out.splitlines()[-1].startswith("2 packages: 0 findings, 0 suggestions; ")
     damage(models)
     printed, err = ran(capsys, "models", "--statistics", code=2)
     assert printed.endswith("; 1 package could not be read\n") and "models/a.mlpackage: " in err

@@ -10,6 +10,7 @@ import pytest
 import mil_ane_passes as ane
 from mil_ane_passes.report.html import build_page
 from mil_ane_passes.report.lint_groups import find_costliest
+from mil_ane_passes.utils.pass_description import describe_pass
 from tests.report import programs
 from tests.report.chromium import browser, complaints, missing, open_page, requests
 
@@ -152,7 +153,7 @@ def test_details_tell_reason_evidence_confidence_and_fix(show, driver):
         item.reason,
         item.rule.confidence,
         item.fix["pass"],
-        item.fix["exactness"],
+        describe_pass(item.fix["exactness"], item.fix["preset"]),
         item.rule.evidence[0].says,
         item.rule.evidence[0].source,
         f"mil_ane_passes.rewrite(..., passes='{item.fix['pass'].removeprefix('ane::')}', target='m4')",
@@ -548,7 +549,7 @@ def test_tables_fit_in_a_window_of_1400_pixels(show, driver):
     show("vocoder")
     driver.set_window_size(1400, 1000)
     settled(driver)
-    for name in ("ops", "buffers"):
+    for name in ("ops", "buffers", "weights"):
         inner, outer = run(driver, f"const box = document.querySelector('#{name}-grid .grid');"
                                    "return [box.scrollWidth, box.clientWidth]")
         assert inner <= outer
@@ -684,6 +685,21 @@ def test_buffers_are_explained_in_words(show, driver):
     worst = max(buffers, key=lambda one: one.rows - one.dense)
     words = run(driver, "return document.getElementById('buffers-words').textContent")
     assert f"is for {worst.value}: a tensor of {'×'.join(map(str, worst.shape))} has" in words
+
+
+def test_weights_are_listed_by_size_with_totals_by_format(show, driver):
+    from mil_ane_passes.package.storage import survey_storage
+
+    show("vocoder")
+    found = survey_storage(programs.vocoder())
+    words = run(driver, "return document.getElementById('weights-words').textContent")
+    assert all(f"{each.format}: {each.count} weight" in words for each in found.formats)
+    rows = run(driver, "return [...document.querySelectorAll('#weights-grid [role=row]')].map((one) => one.textContent)")
+    largest = found.weights[0]
+    shape = "×".join(map(str, largest.shape))
+    assert len(rows) == 1 + len(found.weights) and f"{shape}{largest.format}{largest.reader}" in rows[1]
+    run(driver, "document.querySelectorAll('#weights-grid [role=row]')[1].click()")
+    assert details(driver).startswith(largest.reader)
 
 
 def test_the_whole_graph_is_moved_as_a_picture(show, driver):

@@ -15,7 +15,7 @@ from .payload import build_payload, describe_cause, sanitize_text
 __all__ = ["SCRIPTS", "build_page"]
 
 SCRIPTS = ("dom", "model", "theme", "grid", "summary", "step", "strip", "changes", "findings", "layout", "graph",
-           "drawing", "ops", "buffers", "rules", "details", "main")
+           "drawing", "ops", "buffers", "weights", "rules", "details", "main")
 """The files of the script, in the order in which they run."""
 
 

@@ -15,6 +15,7 @@ from ...ane.op_support import find_evidence
 from ...ir.printer import format_op, format_type
 from ...ir.query import get_flat_inputs
 from ...ir.scopes import find_origin
+from ...package.storage import survey_storage
 from ...passes.finding import Finding
 from ...passes.plan import Plan, Row
 from ...passes.severity import Severity
@@ -24,7 +25,7 @@ from ..fix_commands import format_rewrite_command, format_split_command
 from ..ignored import count_ignored
 from ..lint import LintReport
 from ..lint_groups import find_costliest
-from ..lint_text import format_latency
+from ..lint_text import describe_duplicates, format_latency
 from ..network import iterate_network_lines
 from ..next_step import NextStep
 from .attributes import AttributeTable
@@ -201,6 +202,19 @@ def _encode_report(report: LintReport, texts: _TextTable) -> dict[str, Any]:
             ]
             for item in report.buffers
         ],
+        "storage": _encode_storage(report, texts),
+    }
+
+
+def _encode_storage(report: LintReport, texts: _TextTable) -> dict[str, Any]:
+    """Encode the weights and their totals; duplicates only where the report has searched them."""
+    storage = report.storage or survey_storage(report.plan.program)
+    return {
+        "stored": storage.stored, "dense": storage.dense, "peak": report.peak_bytes,
+        "formats": [[sanitize_text(each.format), each.count, each.stored] for each in storage.formats],
+        "duplicates": "" if storage.duplicates is None else f"Duplicates: {describe_duplicates(storage)}.",
+        "weights": [[texts(each.function), texts(each.value), texts("×".join(map(str, each.shape)) or "scalar"),
+                     texts(each.format), each.stored, each.dense, texts(each.reader)] for each in storage.weights],
     }
 
 
