@@ -7,8 +7,8 @@ const weightsView = {
     const columns = [
       { label: "Weight", width: "minmax(11rem, 2fr)", value: (row) => text(list(row)[VALUE]) },
       { label: "Shape", width: "minmax(9rem, 1fr)", value: (row) => text(list(row)[SHAPE]) },
-      { label: "Format", width: "minmax(8rem, 1fr)", value: (row) => text(list(row)[FORMAT]) },
-      { label: "Read by", width: "minmax(6rem, 1fr)", value: (row) => text(list(row)[READER]) },
+      { label: "Format", width: "minmax(9rem, 1fr)", value: (row) => text(list(row)[FORMAT]) },
+      { label: "Read by", width: "minmax(9rem, 1fr)", value: (row) => text(list(row)[READER]) },
       {
         label: "Stored",
         width: "7rem",
