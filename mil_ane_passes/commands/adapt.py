@@ -186,7 +186,8 @@ def adapt(options: AdaptOptions) -> AdaptReport:
     written then.
     """
     from ..ir.clone import clone_program
-    from ..package.staging import Staging
+    from ..package.package_writer import publish_output
+    from ..package.staging import REPLACED, Staging
     from ..package.write_errors import convert_write_errors
     from ..transforms.sources import get_source_path, open_draft
 
@@ -202,7 +203,8 @@ def adapt(options: AdaptOptions) -> AdaptReport:
         folder.mkdir()
         write(before, folder, report)
         if report.status == "written":
-            _put_folder(folder, target)
+            publish_output(folder, target, staging.folder / REPLACED, options.overwrite, "folder",
+                           lambda: _check_replaceable(target))
     report.seconds = time.perf_counter() - started
     return report
 
@@ -268,14 +270,3 @@ def _check_replaceable(target: Path) -> None:
     if foreign:
         raise InputError(f"output '{target}' holds '{foreign[0]}', which no earlier run wrote and which would be lost; "
                          "move it away, or give a free name")
-
-
-def _put_folder(folder: Path, target: Path) -> None:
-    """Move the complete folder to `target`; the folder that it replaces is removed afterwards."""
-    from ..package.staging import REPLACED
-
-    if target.exists():
-        os.replace(target, folder.parent / REPLACED)
-    os.replace(folder, target)
-
-

@@ -192,7 +192,7 @@ def write_models(
             for staging in (*(file.staging for file in files), *stagings):
                 what = "package" if staging in stagings else "file"
                 with convert_write_errors(staging.target, f"the {what}"):
-                    _publish_package(staging.folder / _NEW_NAME, staging.target, staging.folder / REPLACED, overwrite,
+                    publish_output(staging.folder / _NEW_NAME, staging.target, staging.folder / REPLACED, overwrite,
                                      what)
                 undo.callback(_undo_publish, staging)
             undo.pop_all()
@@ -201,7 +201,7 @@ def write_models(
 
 
 def _undo_publish(staging: Staging) -> None:
-    """Undo `_publish_package`: restore what was replaced."""
+    """Undo `publish_output`: restore what was replaced."""
     staged, aside = staging.folder / _NEW_NAME, staging.folder / REPLACED
     if staged.exists():  # the two paths were exchanged
         exchange_paths(staged, staging.target, staging.folder / _TAKEN_BACK_NAME)
@@ -297,16 +297,22 @@ def _copy_or_link(path: Path, copy: Path, ahead: CopyAhead | None, link: bool) -
     return True
 
 
-def _publish_package(staged: Path, target: Path, aside: Path, overwrite: bool, what: str = "package") -> None:
+def publish_output(
+    staged: Path, target: Path, aside: Path, overwrite: bool, what: str = "package",
+    check: Callable[[], None] | None = None,
+) -> None:
     """Move `staged` to `target`, in one step if the file system supports it; other runs may do the same meanwhile.
 
-    `what` is "package", or "file" for one that belongs to packages.
+    `what` is "package", "file" for one that belongs to packages, or "folder" for one of packages. `check` raises
+    InputError if what is at `target` may not be replaced; by default that is decided for a package or a file.
     """
     for _ in range(_MAX_TRIES):
         try:
             if not (overwrite and os.path.lexists(target)):
                 return move_to_free_path(staged, target)
-            if what == "package":
+            if check is not None:
+                check()
+            elif what == "package":
                 check_destination(staged, target, overwrite)  # still something that may be replaced
             else:
                 check_file_destination(None, target, overwrite, "a file")

@@ -31,11 +31,13 @@ def read_json(path: str | PathLike[str], who: str, expected: str) -> Any:
     file = Path(path)
     _check_exists(file, who, expected)
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        return json.loads(file.read_bytes())  # in any encoding of Unicode: PowerShell writes UTF-16
     except (ValueError, RecursionError, OSError) as error:
         raise InputError(f"{who}: '{file}' cannot be read as JSON ({error}); {expected}", option=who) from error
 
 
 def _check_exists(file: Path, who: str, expected: str) -> None:
+    if file.is_dir():
+        raise InputError(f"{who}: '{file}' is a folder; {expected}", option=who)
     if not file.is_file():
         raise InputError(f"{who}: no file '{file}'; {expected}", option=who)

@@ -1026,3 +1026,22 @@ def test_a_link_that_leads_to_itself_is_no_place_to_write_to(tmp_path, capsys):
     loop.symlink_to(loop)
     assert main(["adapt", str(source), "-o", str(loop / "out")]) == 2
     assert "no folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_folder_that_another_run_puts_there_meanwhile_stays(tmp_path, overwrite):
+    """A run with `overwrite` replaces it only if an earlier run of `adapt` wrote it."""
+    from tests.lab.language_models.builders import convert
+
+    target = tmp_path / "out"
+
+    def write_another(text):
+        if not target.exists():
+            target.mkdir()
+            (target / "notes.txt").write_text("of another")
+
+    said = "exists without a manifest.json" if overwrite else "another run put a folder there meanwhile; it stays"
+    with pytest.raises(ane.InputError, match=said):
+        ane.adapt(convert("llama", "states"), target, verify=False, overwrite=overwrite, progress=write_another)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert (target / "notes.txt").read_text() == "of another"

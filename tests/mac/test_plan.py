@@ -299,10 +299,18 @@ def test_bad_files_are_one_line(tmp_path, package, capsys, data, said):
         assert line.startswith("mil-ane-passes: measured: ") and said in line and line.count("\n") == 1
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_files_may_be_in_any_encoding_of_unicode(encoding, tmp_path, predicted):
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps(as_predicted(predicted)), encoding=encoding)
+    assert read_measurements(file)[0].functions["main"]
+
+
 def test_what_is_missing_or_in_the_way_is_said(tmp_path, package, plan, capsys):
     file = plan()
     for arguments, said in (
         ([str(tmp_path / "none.json")], "measured: no file"),
+        ([str(tmp_path)], "is a folder; expected the result.json of measure.py"),
         ([file], "no package found next to"),
         ([file, "--model", package, "--target", "m99"], "target 'm99' is unknown"),
     ):

@@ -694,7 +694,8 @@ def test_weights_are_listed_by_size_with_totals_by_format(show, driver):
     found = survey_storage(programs.vocoder())
     words = run(driver, "return document.getElementById('weights-words').textContent")
     assert all(f"{each.format}: {each.count} weight" in words for each in found.formats)
-    rows = run(driver, "return [...document.querySelectorAll('#weights-grid [role=row]')].map((one) => one.textContent)")
+    rows = run(driver, """return [...document.querySelectorAll('#weights-grid [role=row]')].map(
+        (one) => one.textContent)""")
     largest = found.weights[0]
     shape = "×".join(map(str, largest.shape))
     assert len(rows) == 1 + len(found.weights) and f"{shape}{largest.format}{largest.reader}" in rows[1]

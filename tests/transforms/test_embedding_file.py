@@ -326,7 +326,7 @@ def test_all_files_appear_or_none(tmp_path, monkeypatch, number, there):
         assert edit(source, tmp_path, rename={"logits": "scores"}).status == "written"
     before = {name: value for each in sorted(tmp_path.iterdir()) for name, value in (
         tree(each) if each.is_dir() else {each.name: each.read_bytes()}).items()}
-    names, publish, seen = listed(tmp_path), package_writer._publish_package, []
+    names, publish, seen = listed(tmp_path), package_writer.publish_output, []
 
     def fail(*arguments):
         seen.append(arguments[1].name)
@@ -334,7 +334,7 @@ def test_all_files_appear_or_none(tmp_path, monkeypatch, number, there):
             raise OSError(28, "No space left on device")
         publish(*arguments)
 
-    monkeypatch.setattr(package_writer, "_publish_package", fail)
+    monkeypatch.setattr(package_writer, "publish_output", fail)
     with pytest.raises(ane.InputError, match="cannot be written"):
         edit(source, tmp_path, overwrite=there)
     assert seen == ["table.npy", "table.json", "out.mlpackage"][:number + 1] and listed(tmp_path) == names

@@ -351,7 +351,7 @@ def second_fails(monkeypatch):
     """Of two packages that are to appear, the second does not; the names of those that were to."""
     from mil_ane_passes.package import package_writer
 
-    appear, seen = package_writer._publish_package, []
+    appear, seen = package_writer.publish_output, []
 
     def failing(*arguments):
         seen.append(arguments[1].name)
@@ -359,7 +359,7 @@ def second_fails(monkeypatch):
             raise OSError(28, "No space left on device")
         appear(*arguments)
 
-    monkeypatch.setattr(package_writer, "_publish_package", failing)
+    monkeypatch.setattr(package_writer, "publish_output", failing)
     return seen
 
 
