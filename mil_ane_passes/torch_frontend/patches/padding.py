@@ -4,7 +4,9 @@ MIL pads floats with a constant, by reflection and by repetition of the edge, wi
 width is a slice. Circular padding is a concat of the far end, the tensor and the near end, after the crop by negative
 widths, one axis after the other. Integers and bools get blocks of the constant by concat. Reflection and repetition
 work on the last two axes only (Core ML rejects others when it loads the model): on the others the slices that torch
-repeats are concatenated. All other cases are left to coremltools.
+repeats are concatenated. Widths that the model computes, as to pad to a multiple of a window, are blocks of the
+constant, too: Core ML's `pad` fails with them at run time (coremltools' `pad`, in a comment). All other cases are left
+to coremltools.
 """
 
 from __future__ import annotations
@@ -18,14 +20,14 @@ from coremltools.converters.mil.mil import Var, types
 
 from ...utils.text_format import add_article
 from ..contract import Patch
-from ..creation import make_filled
+from ..creation import make_filled, read_sizes
 from ..errors import NotConverted
-from ..lowering import add_result, bind_arguments, cast_to, get_dims, is_constant, to_python
+from ..lowering import Size, add_result, bind_arguments, cast_to, get_dims, is_constant, to_python
 from ..probes import find_fault
 
 PATCH = Patch(
     code="TORCH127",
-    title="`pad` does not support circular mode, negative widths, integers and bools",
+    title="`pad` does not support circular mode, negative or computed widths, integers and bools",
     upstream=("https://github.com/apple/coremltools/issues/2576",),
 )
 
@@ -52,7 +54,7 @@ def pad(context: Any, node: Any) -> None:
     mode = "constant" if constant else to_python(inputs.mode, node, "mode")
     x = inputs.self
     if not is_constant(inputs.pad):
-        _lower_with_coremltools(context, node)
+        _lower_computed_widths(context, node, x, read_sizes(inputs.pad, node), mode, inputs.value)
         return
     flat = [int(width) for width in np.ravel(to_python(inputs.pad, node, "pad"))]
     widths = [(0, 0)] * (x.rank - len(flat) // 2) + list(zip(flat[-2::-2], flat[-1::-2], strict=True))
@@ -75,6 +77,52 @@ def pad(context: Any, node: Any) -> None:
                               f"mode '{mode}'",
                               "slice first, then pad")
     add_result(context, node, mb.identity(x=x, name=node.name))
+
+
+def _lower_computed_widths(
+    context: Any, node: Any, x: Var, flat: Sequence[Size], mode: str, value: Any
+) -> None:
+    """Pad with a constant by widths of which some are computed, at least 0."""
+    if mode != "constant":
+        raise NotConverted.at(node, f"pads by computed widths in mode '{mode}'",
+                              "pad with a constant, or fix the sizes")
+    number = to_python(value, node, "value") or 0
+    for place in range(0, len(flat), 2):
+        axis = x.rank - 1 - place // 2
+        before, after = flat[place], flat[place + 1]
+        if is_constant(before) and is_constant(after):
+            widths = [(0, 0)] * x.rank
+            widths[axis] = before, after
+            x = _pad_constant(_crop_negative_widths(x, widths), widths, number)
+            continue
+        x = _append_block(x, axis, after, number, node, in_front=False)
+        x = _append_block(x, axis, before, number, node, in_front=True)
+    add_result(context, node, mb.identity(x=x, name=node.name))
+
+
+def _append_block(x: Var, axis: int, width: Size, value: Any, node: Any, *, in_front: bool) -> Var:
+    """Put a block of the value in front of `x`, or after it.
+
+    The block is one element longer, and the result is cut: Core ML has no tensors without elements, and a computed
+    width may be 0.
+    """
+    if is_constant(width):
+        if width < 0:
+            raise NotConverted.at(node, f"pads by computed widths and crops by {-width}", "slice first, then pad")
+        if width == 0:
+            return x
+    dims = get_dims(x)
+    one_more = width + 1 if is_constant(width) else mb.add(x=width, y=np.int32(1))
+    block = make_filled([*dims[:axis], one_more, *dims[axis + 1:]], value, x.dtype)
+    joined = mb.concat(values=[block, x] if in_front else [x, block], axis=axis)
+    begin, masks = [0] * x.rank, [True] * x.rank
+    masks[axis] = False
+    if in_front:
+        begin[axis] = 1
+        return mb.slice_by_index(x=joined, begin=begin, end=[0] * x.rank, begin_mask=masks, end_mask=[True] * x.rank)
+    ends: list[Any] = [0] * x.rank
+    ends[axis] = -1
+    return mb.slice_by_index(x=joined, begin=begin, end=ends, begin_mask=[True] * x.rank, end_mask=masks)
 
 
 def _lower_with_coremltools(context: Any, node: Any) -> None:

@@ -48,6 +48,31 @@ def test_modes_on_other_axes_than_the_last_two_need_no_pad(mode):
     assert not mlmodel._mil_program.functions["main"].find_ops(op_type="pad")
 
 
+COMPUTED = {
+    "to a multiple": lambda x: pad(x, (0, 0, 0, -x.shape[1] % 4)),
+    "in front": lambda x: pad(x, (1, 2, x.shape[1] % 3, 1), value=-2.5),
+    "and a crop of another axis": lambda x: pad(x, (-1, 2, 0, x.shape[1] % 2)),
+    "of bools": lambda x: pad(x > 0, (0, 0, x.shape[1] % 3, x.shape[1] % 2), value=True),
+    "of integers": lambda x: pad(x.int(), (0, 0, 0, x.shape[1] % 3), value=7),
+}
+
+
+@pytest.mark.parametrize("case", COMPUTED)
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+def test_widths_that_the_model_computes(case, frontend):
+    """Also 0, for which no tensor may be without elements."""
+    at = [(torch.randn(2, size, 5),) for size in (3, 4, 6, 8, 9)]
+    mlmodel = check(COMPUTED[case], torch.randn(2, 7, 5), frontend=frontend, flexible=(1,), at=at)
+    assert not any(0 in var.shape for op in mlmodel._mil_program.functions["main"].operations for var in op.outputs)
+
+
+def test_refusals_of_computed_widths():
+    with pytest.raises(torch_frontend.NotConverted, match="pads by computed widths in mode 'reflect'; pad with"):
+        convert(lambda x: pad(x, (0, x.shape[2] % 2), mode="reflect"), (X,), flexible=(2,))
+    with pytest.raises(torch_frontend.NotConverted, match="pads by computed widths and crops by 1; slice first"):
+        convert(lambda x: pad(x, (-1, x.shape[2] % 2)), (X,), flexible=(2,))
+
+
 def test_refusals():
     with pytest.raises(torch_frontend.NotConverted, match=r"widths \[-1, 1\] in mode 'replicate'; slice first"):
         convert(lambda x: pad(x, (-1, 1), mode="replicate"), (X,))
