@@ -50,7 +50,7 @@ class Caller:
             raise InputError(f"the module {training[0]} is in training mode, in which dropout and batch norm compute "
                              "something else; call its eval() first")
         self._by_name = self._named_inputs()
-        self._bool_inputs = self._find_bool_inputs(exported)
+        self._input_dtypes = self._find_input_dtypes(exported)
 
     def __call__(self, feeds: Mapping[str, Array], state: dict[str, Array]) -> dict[str, Array]:
         """Return the outputs by name.
@@ -79,29 +79,43 @@ class Caller:
         """Return a plan whose sampled feeds and states the module can hold as well.
 
         Models store bools and integers of a module as floats: inputs of bools as 0 and 1, integer buffers as integers.
-        User-supplied feeds stay as they are.
+        An exported module has inputs of one dtype each, which may hold less than those of the model. User-supplied feeds
+        stay as they are.
         """
         buffers = {name: self._get_buffers()[name] for name in self.states(list(plan.state))}
         state = {name: _fit_to_buffer(value, buffers[name]) if name in buffers else value
                  for name, value in plan.state.items()}
-        feeds = {name: _draw_bools(value) if name in self._bool_inputs and not plan.asked else value
+        feeds = {name: self._fit_to_input(name, value) if name in self._input_dtypes and not plan.asked else value
                  for name, value in plan.feeds.items()}
         return replace(plan, feeds=feeds, state=state)
 
-    def _find_bool_inputs(self, exported: Any) -> set[str]:
-        """Find the inputs that an exported or traced module takes as bools, which models have as numbers."""
+    def _fit_to_input(self, name: str, value: Array) -> Array:
+        """Return the values that the dtype of an input can hold: rounded, and integers limited to its range."""
+        torch, dtype = self._torch, self._input_dtypes[name]
+        assert torch is not None
+        if dtype == torch.bool:
+            return _draw_bools(value)
+        if dtype.is_floating_point:
+            return np.asarray(torch.from_numpy(value).to(dtype).to(torch.float64).numpy(), value.dtype)
+        limits = torch.iinfo(dtype)
+        return np.asarray(np.clip(value, limits.min, limits.max), value.dtype)
+
+    def _find_input_dtypes(self, exported: Any) -> dict[str, Any]:
+        """Find the dtypes of the inputs of an exported module, which checks them, and which inputs a traced module
+        takes as bools; models have them as numbers of other dtypes."""
         if self._torch is None:
-            return set()
+            return {}
         if exported is not None:
             dtypes = _list_exported_dtypes(exported)
         elif isinstance(self._given, self._torch.jit.ScriptModule):
-            dtypes = _list_script_dtypes(self._given)
+            dtypes = [(name, dtype if dtype == self._torch.bool else None)
+                      for name, dtype in _list_script_dtypes(self._given)]
         else:
-            return set()
-        bools = {name for name, dtype in dtypes if dtype == self._torch.bool}
+            return {}
         placed = [dtype for name, dtype in dtypes if name not in self._by_name]
         rest = [name for name in self._inputs if name not in self._by_name]
-        return (bools & self._by_name) | {name for name, dtype in zip(rest, placed) if dtype == self._torch.bool}
+        found = {name: dtype for name, dtype in dtypes if name in self._by_name} | dict(zip(rest, placed))
+        return {name: dtype for name, dtype in found.items() if dtype is not None and not dtype.is_complex}
 
     def _named_inputs(self) -> set[str]:
         """Return the inputs to pass by name: all or none; for a torch.export module, those exported as keywords."""
@@ -124,9 +138,9 @@ class Caller:
         owned = [*self._given.parameters(), *self._given.buffers()]
         device = owned[0].device if owned else torch.device("cpu")
         floats = next((each.dtype for each in self._given.parameters() if each.is_floating_point()), torch.float32)
-        tensors = {name: torch.from_numpy(value != 0 if name in self._bool_inputs else value)
+        tensors = {name: torch.from_numpy(value != 0 if self._input_dtypes.get(name) == torch.bool else value)
                    for name, value in arguments.items()}
-        tensors = {name: tensor.to(device, _choose_torch_dtype(torch, tensor, floats))
+        tensors = {name: tensor.to(device, self._input_dtypes.get(name) or _choose_torch_dtype(torch, tensor, floats))
                    for name, tensor in tensors.items()}
         saved = {name: buffer.clone() for name, buffer in self._given.named_buffers()}
         with torch.no_grad():

@@ -161,15 +161,30 @@ def to_size_vector(sizes: Sequence[Any]) -> Any:
     """Combine sizes into one int32 argument: an array when all are constant, else a Var."""
     if all(isinstance(size, int | np.integer) for size in sizes):
         return np.array(sizes, dtype=np.int32).reshape(len(sizes))
-    parts = [
-        np.array([size], dtype=np.int32)
-        if isinstance(size, int | np.integer)
-        else mb.expand_dims(x=cast_to(size, types.int32), axes=[0])
-        if size.rank == 0
-        else cast_to(size, types.int32)
-        for size in sizes
-    ]
+    parts = [np.array([size], dtype=np.int32) if isinstance(size, int | np.integer) else _to_vector(size)
+             for size in sizes]
     return mb.concat(values=parts, axis=0) if len(parts) > 1 else parts[0]
+
+
+def _to_vector(size: Var) -> Var:
+    """Return a size as an int32 Var of one element.
+
+    One that was read from a `shape` is read again: with an `expand_dims` its symbol would be lost, and a tensor made of
+    the sizes of another would have new symbols.
+    """
+    read = size
+    while read.op is not None and read.op.op_type in ("cast", "identity", "squeeze", "expand_dims"):
+        read = read.op.x
+    op = read.op
+    if op is not None and op.op_type in ("slice_by_index", "gather") and op.x.op is not None and (
+            op.x.op.op_type == "shape" and tuple(read.shape) in ((), (1,))):
+        place = op.indices.val if op.op_type == "gather" else op.begin.val
+        masked = op.op_type == "slice_by_index" and op.begin_mask is not None and np.any(op.begin_mask.val)
+        if place is not None and np.size(place) == 1 and not masked:
+            at = int(np.ravel(place)[0]) % op.x.shape[0]
+            return mb.slice_by_index(x=op.x, begin=[at], end=[at + 1])
+    size = cast_to(size, types.int32)
+    return size if size.rank else mb.expand_dims(x=size, axes=[0])
 
 
 def to_tensor(value: Any, dtype: Any = None) -> Var:

@@ -229,6 +229,27 @@ def test_a_module_gets_tensors_of_the_dtype_it_computes_in(dtype):
     assert net.seen == [(dtype or torch.float32, torch.int64, torch.bool)] * 3
 
 
+class Converting(torch.nn.Module):
+    def forward(self, x):
+        return torch.cos(x.to(torch.float32) * 0.1)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.int8, torch.int64, torch.float16, torch.bfloat16,
+                                   torch.float32])
+@pytest.mark.parametrize("program_first", [True, False])
+def test_an_exported_module_gets_the_dtypes_that_it_was_exported_with(dtype, program_first):
+    """It checks them where it converts; what such a dtype cannot hold is not drawn."""
+    exported = torch.export.export(Converting().eval(), (torch.zeros(64).to(dtype),))
+    kind = types.fp32 if dtype.is_floating_point else types.int32
+    with Function({"x": mb.placeholder(shape=(64,), dtype=kind)}, opset_version=ct.target.iOS17) as function:
+        x = function.inputs["x"]
+        function.set_outputs([mb.cos(x=mb.mul(x=mb.cast(x=x, dtype="fp32"), y=np.float32(0.1)), name="y")])
+    program = Program()
+    program.add_function("main", function)
+    report = ane.verify(program, exported) if program_first else ane.verify(exported, program)
+    assert report.equal, report
+
+
 def test_a_module_in_training_mode_is_refused_and_not_switched(full):
     net = Net()
     with pytest.raises(ane.InputError) as error:

@@ -713,3 +713,38 @@ class Computed(torch.nn.Module):
 
 def test_view_reads_narrow_from_a_computed_start() -> None:
     check(Computed(), VIEW_READS_X, torch.tensor([1]), frontend="script", at=[[VIEW_READS_X, torch.tensor([2])]])
+
+
+def scatter_gates(x: torch.Tensor) -> torch.Tensor:
+    """The gates of a mixture of experts."""
+    weights, chosen = x.softmax(-1).topk(2, -1)
+    return torch.zeros_like(x).scatter(-1, chosen, weights)
+
+
+def scatter_kept(x: torch.Tensor) -> torch.Tensor:
+    """The mask of sampling by a share of the probability."""
+    found, order = x.softmax(-1).sort(-1, descending=True)
+    kept = ((found.cumsum(-1) - found) < 0.7).float()
+    return torch.zeros_like(kept).scatter(-1, order, kept)
+
+
+def scatter_ones(x: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(x.shape[0], 12).scatter(1, x.argmax(-1, keepdim=True), 1.0)
+
+
+def scatter_sums(x: torch.Tensor) -> torch.Tensor:
+    return torch.full_like(x, 0.5).to(torch.float32).scatter_add(-1, x.argsort(-1), x)
+
+
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+@pytest.mark.parametrize("model", [scatter_gates, scatter_kept, scatter_ones, scatter_sums])
+def test_scatters_into_new_tensors_of_a_flexible_size(model, frontend: str) -> None:
+    """The sizes of a new tensor are those of the tensor that it was made for."""
+    at = [[torch.randn(size, 12)] for size in (2, 3, 8)]
+    check(model, torch.randn(4, 12), frontend=frontend, flexible=(0,), at=at)
+
+
+def test_scatters_into_a_larger_tensor_of_a_flexible_size_are_refused() -> None:
+    with pytest.raises(NotConverted, match="the index may be smaller than the data, by a dynamic size"):
+        convert(lambda x, y: torch.zeros_like(x).scatter(-1, y.argsort(-1), y), [torch.randn(4, 6), torch.randn(3, 6)],
+                flexible=(0,))
