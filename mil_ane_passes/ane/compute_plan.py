@@ -121,6 +121,12 @@ class PlanMatch:
     ours: list[Row] = field(default_factory=list)
     theirs: list[MeasuredOp] = field(default_factory=list)
 
+    @property
+    def is_of_another_model(self) -> bool:
+        """True if no op was matched, or by type alone fewer than half of the ops."""
+        named = any(op.outputs and row.op.outputs and op.outputs[0] == row.op.outputs[0].name for row, op in self.pairs)
+        return not named and 2 * len(self.pairs) < len(self.pairs) + len(self.ours)
+
     def counts(self) -> dict[str, int]:
         return {"matched": len(self.pairs), "only_here": len(self.ours), "only_measured": len(self.theirs)}
 
@@ -171,13 +177,14 @@ def _match_function_ops(rows: Sequence[Row], ops: Sequence[MeasuredOp], found: P
 def find_best_match(plan: Plan, measurements: Sequence[Measurement], name: str) -> PlanMatch:
     """Find the measurement that leaves the fewest ops without a partner.
 
-    Raises InputError when no measurement has an op in common with the model `name`.
+    Raises InputError when none is of the model `name`: no op is the same, or too few by their type alone.
     """
     tried = [match_ops(plan, each) for each in measurements]
     best = min(tried, key=lambda each: len(each.ours) + len(each.theirs))
-    if plan.rows and not best.pairs:
-        raise InputError(f"measured: no op of {name} is in '{best.measurement.file}'; expected a measurement of this "
-                         "model")
+    if plan.rows and best.is_of_another_model:
+        few = f"only {len(best.pairs)} of {len(best.pairs) + len(best.ours)} ops" if best.pairs else "no op"
+        raise InputError(f"measured: {few} of {name} {'match' if best.pairs else 'is in'} '{best.measurement.file}'"
+                         f"{', by type alone' if best.pairs else ''}; expected a measurement of this model")
     return best
 
 

@@ -288,6 +288,7 @@ def test_an_unknown_chip_is_predicted_for_all(package, predicted, capsys, plan):
     (functions(OP | {"cost": 35.2}), "cost is 35.2; expected a number from 0 to 1, or null"),
     (functions(OP | {"cost": "much"}), "cost is 'much'; expected a number from 0 to 1, or null"),
     (functions(OP | {"operator": "other", "outputs": ["z"]}), "measured: no op of "),
+    (functions(OP | {"operator": "ios18.tan", "outputs": ["z"]}), "measured: only 1 of 5 ops of "),
 ])
 def test_bad_files_are_one_line(tmp_path, package, capsys, data, said):
     file = tmp_path / "plan.json"
