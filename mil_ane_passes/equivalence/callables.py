@@ -49,6 +49,7 @@ class Caller:
         if training:
             raise InputError(f"the module {training[0]} is in training mode, in which dropout and batch norm compute "
                              "something else; call its eval() first")
+        self._leaves = [] if exported is None else _list_exported_leaves(exported)
         self._by_name = self._named_inputs()
         self._input_dtypes = self._find_input_dtypes(exported)
 
@@ -79,8 +80,8 @@ class Caller:
         """Return a plan whose sampled feeds and states the module can hold as well.
 
         Models store bools and integers of a module as floats: inputs of bools as 0 and 1, integer buffers as integers.
-        An exported module has inputs of one dtype each, which may hold less than those of the model. User-supplied feeds
-        stay as they are.
+        An exported module has inputs of one dtype each, which may hold less than those of the model. User-supplied
+        feeds stay as they are.
         """
         buffers = {name: self._get_buffers()[name] for name in self.states(list(plan.state))}
         state = {name: _fit_to_buffer(value, buffers[name]) if name in buffers else value
@@ -129,8 +130,25 @@ class Caller:
         return set(self._inputs) if set(self._inputs) <= known else set()
 
     def _called(self, arguments: Mapping[str, Any]) -> Any:
+        if any(isinstance(leaf, str) for leaf in self._leaves) and _is_nested(self._given._in_spec):
+            return self._call_with_containers(arguments)
         named = {name: value for name, value in arguments.items() if name in self._by_name}
         return self._given(*(value for name, value in arguments.items() if name not in named), **named)
+
+    def _call_with_containers(self, arguments: Mapping[str, Any]) -> Any:
+        """Call an exported module with the dictionaries and tuples that it was exported with.
+
+        A value is found by the name of its leaf, and others are taken in order.
+        """
+        from torch.utils._pytree import tree_unflatten
+
+        values = dict(arguments)
+        found = [values.pop(leaf, None) if isinstance(leaf, str) else leaf for leaf in self._leaves]
+        rest = iter(values.values())
+        leaves = [next(rest) if each is None and isinstance(leaf, str) else each
+                  for each, leaf in zip(found, self._leaves, strict=True)]
+        given, named = tree_unflatten(leaves, self._given._in_spec)
+        return self._given(*given, **named)
 
     def _call_module(self, arguments: Mapping[str, Array], state: dict[str, Array]) -> Any:
         torch, buffers = self._torch, self._get_buffers()
@@ -198,6 +216,18 @@ def _list_parameters(call: Callable[..., Any]) -> set[str]:
 
 def _choose_torch_dtype(torch: Any, tensor: Any, floats: Any) -> Any:
     return floats if tensor.is_floating_point() else torch.bool if tensor.dtype == torch.bool else torch.int64
+
+
+def _list_exported_leaves(exported: Any) -> list[Any]:
+    """List the leaves of the inputs of a torch ExportedProgram: the names of tensors, and other values."""
+    return list(exported.graph_signature.user_inputs)
+
+
+def _is_nested(spec: Any) -> bool:
+    """Return whether an argument of an exported module is a container."""
+    children = spec.children() if hasattr(spec, "child") else spec.children_specs  # new and old torch
+    return any(not each.is_leaf() for part in children
+               for each in (part.children() if hasattr(part, "child") else part.children_specs))
 
 
 def _list_exported_dtypes(exported: Any) -> list[tuple[str, Any]]:

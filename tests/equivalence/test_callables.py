@@ -250,6 +250,22 @@ def test_an_exported_module_gets_the_dtypes_that_it_was_exported_with(dtype, pro
     assert report.equal, report
 
 
+class Nested(torch.nn.Module):
+    def forward(self, pair, more, scale=1.0, shift=None):
+        first, (second, *_) = pair
+        return first * scale - second + more["b"] * (more["a"] + (0.0 if shift is None else shift))
+
+
+@pytest.mark.parametrize("named", [{}, {"shift": torch.tensor([1.0, 2.0, 3.0])}])
+def test_an_exported_module_gets_the_containers_that_it_was_exported_with(named):
+    """Each leaf of tuples and dictionaries is an input of the model."""
+    x = torch.randn(4, 3)
+    exported = torch.export.export(Nested().eval(), ((x, (x + 1, x)), {"b": x[:1], "a": x[0, :1]}), named)
+    model = ane.convert(exported, check=True, minimum_deployment_target=ct.target.iOS17,
+                        compute_precision=ct.precision.FLOAT32)
+    assert ane.verify(exported, model).equal and ane.verify(model, exported).equal
+
+
 def test_a_module_in_training_mode_is_refused_and_not_switched(full):
     net = Net()
     with pytest.raises(ane.InputError) as error:
