@@ -123,7 +123,7 @@ def test_fills_and_ranges_of_fixed_shapes_are_constants(fill, shape):
 
 SIZED = {
     "fill_like": (lambda x: torch.full_like(x, 3.0) * x.abs(), {}),
-    "fill": (lambda x: torch.zeros(x.shape[0], x.shape[2]) + x.sum(1), {}),
+    "fill": (lambda x: torch.full((x.shape[0], x.shape[2]), 0.5) + x.sum(1), {}),
     "range_1d": (lambda x: torch.arange(x.shape[-1]) * x, {"passes": "constant_range{longest=64}"}),
 }
 
@@ -154,7 +154,7 @@ def test_fill_like_is_a_constant_where_the_chip_does_not_take_it():
 
 
 COMPUTED = {
-    "fill": lambda x: torch.zeros(x.shape[0], x.shape[2]) + x.sum(1),
+    "fill": lambda x: torch.full((x.shape[0], x.shape[2]), 0.5) + x.sum(1),
     "arange": lambda x: torch.arange(x.shape[-1]) * x,
     "shape unpacking": lambda x: x.reshape(x.shape[0] * x.shape[2], -1),
 }

@@ -140,14 +140,13 @@ class Caller:
 
         A value is found by the name of its leaf, and others are taken in order.
         """
-        from torch.utils._pytree import tree_unflatten
-
+        assert self._torch is not None
         values = dict(arguments)
         found = [values.pop(leaf, None) if isinstance(leaf, str) else leaf for leaf in self._leaves]
         rest = iter(values.values())
         leaves = [next(rest) if each is None and isinstance(leaf, str) else each
                   for each, leaf in zip(found, self._leaves, strict=True)]
-        given, named = tree_unflatten(leaves, self._given._in_spec)
+        given, named = self._torch.utils._pytree.tree_unflatten(leaves, self._given._in_spec)
         return self._given(*given, **named)
 
     def _call_module(self, arguments: Mapping[str, Array], state: dict[str, Array]) -> Any:
