@@ -258,7 +258,7 @@ def count_checks_until_cut(name, number):
     try:
         calls[name]()
     except ane.AnePassesError as error:
-        if len(seen) < number or "while it was in use" not in str(error) and "changed or removed" not in str(error):
+        if len(seen) < number or "while it was in use" not in str(error) and "modified or removed" not in str(error):
             raise
     else:
         assert len(seen) <= number, f"{name}: cut behind check {number} of {len(seen)}, and no error"
