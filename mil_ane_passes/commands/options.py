@@ -246,7 +246,8 @@ def check_paths(options: Any) -> None:
 
 
 def _check_counts(options: Any) -> None:
-    """Raise InputError for a count below 1, which the parser of the command line refuses by `positive_int`."""
+    """Raise InputError for a count that is no whole number of at least 1, as `positive_int` does on the command line.
+    """
     for each in fields(options):
         form, value = each.metadata.get("flag"), getattr(options, each.name)
         is_count = "count" in each.metadata or (form is not None and form.settings.get("type") is positive_int)

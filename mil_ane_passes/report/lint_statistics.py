@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ from ..utils.text_format import format_duration, format_lines
 from .lint import LintReport
 from .lint_collection import CollectionTotals, build_heading
 from .lint_lines import get_fix_pass
-from .table import format_table
+from .table import format_table, join_sides
 
 __all__ = ["KindCount", "RuleCount", "StatisticsCollection", "count_rules"]
 
@@ -109,16 +109,14 @@ def _sort_kinds(kinds: _Kinds) -> list[KindCount]:
 def _format_kinds(before: _Kinds, after: _Kinds | None) -> list[str]:
     """Format a table with a line for each op type; with `after`, what changed is shown as `before -> after`."""
     sides = [before] if after is None else [before, after]
-
-    def join_sides(name: str, form: Callable[[KindCount], str]) -> str:
-        first, *other = (form(side[name]) if name in side else "0" for side in sides)
-        return first if not other or first == other[0] else f"{first} -> {other[0]}"
-
     names = dict.fromkeys(kind.kind for side in sides for kind in _sort_kinds(side))
-    rows = [(name, *(join_sides(name, form) for form in (
-        lambda kind: str(kind.on_ane), lambda kind: format_duration(kind.ane_ms) if kind.on_ane else "0",
-        lambda kind: str(kind.on_cpu), lambda kind: format_duration(kind.cpu_ms) if kind.on_cpu else "0")))
-        for name in names]
+    rows = []
+    for name in names:
+        found = [side.get(name, KindCount(name)) for side in sides]
+        rows.append((name, join_sides(each.on_ane for each in found),
+                     join_sides(format_duration(each.ane_ms) if each.on_ane else "0" for each in found),
+                     join_sides(each.on_cpu for each in found),
+                     join_sides(format_duration(each.cpu_ms) if each.on_cpu else "0" for each in found)))
     head = ("op", "on the ANE", "estimate", "on the CPU", "estimate")
     return [*format_table(head, (str.ljust,) + (str.rjust,) * 4, rows),
             "estimates of Core ML's segmenter (on an M4), predicted: they decide placement and are not a latency"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ..ane.latency import LatencyReport
@@ -25,7 +25,7 @@ from .ignored import format_ignored_lines
 from .lint_groups import FindingGroup, group_findings
 from .network import iterate_network_lines
 from .next_step import iterate_step_lines
-from .table import format_table
+from .table import format_table, join_sides
 
 if TYPE_CHECKING:
     from .lint import LintReport
@@ -285,10 +285,6 @@ def _format_storage(report: LintReport, storage: Storage, shown: int | None) -> 
     after = None if report.after is None else report.after.storage
     sides = [storage] if after is None else [storage, after]
 
-    def join_sides(values: Iterable[object]) -> str:
-        first, *other = map(str, values)
-        return first if not other or first == other[0] else f"{first} -> {other[0]}"
-
     lines = ["weights: " + join_sides(f"{format_bytes(each.stored)} stored, {format_bytes(each.dense)} unpacked"
                                       for each in sides)]
     totals = [{total.format: total for total in each.formats} for each in sides]
@@ -301,7 +297,7 @@ def _format_storage(report: LintReport, storage: Storage, shown: int | None) -> 
     if rows:
         lines += format_table(("  format", "weights", "stored", "unpacked"), (str.ljust,) + (str.rjust,) * 3, rows)
     for each, what in zip(sides, ("largest weights:", "largest weights after:")):
-        if each is storage or _list_formats(each, shown) != _list_formats(storage, shown):
+        if each is storage or _list_largest_formats(each, shown) != _list_largest_formats(storage, shown):
             lines += [what, *_list_largest(each, shown)] if each.weights else []
     if storage.duplicates is not None:
         lines.append("duplicate weights: " + join_sides(map(describe_duplicates, sides)))
@@ -312,7 +308,7 @@ def _format_storage(report: LintReport, storage: Storage, shown: int | None) -> 
             + join_sides(format_bytes(each.peak_bytes) for each in (report, report.after) if each is not None)]
 
 
-def _list_formats(storage: Storage, shown: int | None) -> list[tuple[str, int]]:
+def _list_largest_formats(storage: Storage, shown: int | None) -> list[tuple[str, int]]:
     """List format and size of the largest weights."""
     return [(each.format, each.stored) for each in storage.weights[:shown]]
 

@@ -6,9 +6,15 @@ from collections.abc import Callable, Iterable, Sequence
 
 from ..utils.text_format import escape_text
 
-__all__ = ["format_table"]
+__all__ = ["format_table", "join_sides"]
 
 Align = Callable[[str, int], str]
+
+
+def join_sides(values: Iterable[object]) -> str:
+    """Format the value of one model, or of two models as `before -> after` where they differ."""
+    first, *other = map(str, values)
+    return first if not other or first == other[0] else f"{first} -> {other[0]}"
 
 
 def format_table(head: Sequence[str], align: Sequence[Align], rows: Iterable[Sequence[str]]) -> list[str]:

@@ -22,7 +22,7 @@ from ...utils.text_format import add_article
 from ..contract import Patch
 from ..creation import make_filled, read_sizes
 from ..errors import NotConverted
-from ..lowering import Size, add_result, bind_arguments, cast_to, get_dims, is_constant, to_python
+from ..lowering import Size, add_result, bind_arguments, cast_to, get_dims, is_constant, to_python, to_size_vector
 from ..probes import find_fault
 
 PATCH = Patch(
@@ -82,7 +82,7 @@ def pad(context: Any, node: Any) -> None:
 def _lower_computed_widths(
     context: Any, node: Any, x: Var, flat: Sequence[Size], mode: str, value: Any
 ) -> None:
-    """Pad with a constant by widths of which some are computed, at least 0."""
+    """Pad with a constant by widths of which some are computed; a negative one crops."""
     if mode != "constant":
         raise NotConverted.at(node, f"pads by computed widths in mode '{mode}'",
                               "pad with a constant, or fix the sizes")
@@ -104,7 +104,7 @@ def _append_block(x: Var, axis: int, width: Size, value: Any, node: Any, *, in_f
     """Put a block of the value in front of `x`, or after it.
 
     The block is one element longer, and the result is cut: Core ML has no tensors without elements, and a computed
-    width may be 0.
+    width may be 0, or negative, as in padding to a length that `x` exceeds.
     """
     if is_constant(width):
         if width < 0:
@@ -112,17 +112,20 @@ def _append_block(x: Var, axis: int, width: Size, value: Any, node: Any, *, in_f
         if width == 0:
             return x
     dims = get_dims(x)
-    one_more = width + 1 if is_constant(width) else mb.add(x=width, y=np.int32(1))
+    one, zero = np.int32(1), np.int32(0)
+    added = width if is_constant(width) else mb.maximum(x=width, y=zero)
+    cropped = 0 if is_constant(width) else mb.maximum(x=mb.sub(x=zero, y=width), y=zero)
+    one_more, cut = (each + 1 if is_constant(each) else mb.add(x=each, y=one) for each in (added, cropped))
     block = make_filled([*dims[:axis], one_more, *dims[axis + 1:]], value, x.dtype)
     joined = mb.concat(values=[block, x] if in_front else [x, block], axis=axis)
-    begin, masks = [0] * x.rank, [True] * x.rank
-    masks[axis] = False
+    place, masks = [0] * x.rank, [each != axis for each in range(x.rank)]
+    entire = [True] * x.rank
     if in_front:
-        begin[axis] = 1
-        return mb.slice_by_index(x=joined, begin=begin, end=[0] * x.rank, begin_mask=masks, end_mask=[True] * x.rank)
-    ends: list[Any] = [0] * x.rank
-    ends[axis] = -1
-    return mb.slice_by_index(x=joined, begin=begin, end=ends, begin_mask=[True] * x.rank, end_mask=masks)
+        begin = to_size_vector([*place[:axis], cut, *place[axis + 1:]])
+        return mb.slice_by_index(x=joined, begin=begin, end=place, begin_mask=masks, end_mask=entire)
+    back = -cut if is_constant(cut) else mb.sub(x=zero, y=cut)
+    end = to_size_vector([*place[:axis], back, *place[axis + 1:]])
+    return mb.slice_by_index(x=joined, begin=place, end=end, begin_mask=entire, end_mask=masks)
 
 
 def _lower_with_coremltools(context: Any, node: Any) -> None:

@@ -51,6 +51,8 @@ def test_modes_on_other_axes_than_the_last_two_need_no_pad(mode):
 COMPUTED = {
     "to a multiple": lambda x: pad(x, (0, 0, 0, -x.shape[1] % 4)),
     "in front": lambda x: pad(x, (1, 2, x.shape[1] % 3, 1), value=-2.5),
+    "to a length": lambda x: pad(x, (0, 0, 0, 6 - x.shape[1])),
+    "to a length, from the front": lambda x: pad(x, (0, 0, 6 - x.shape[1], 0)),
     "and a crop of another axis": lambda x: pad(x, (-1, 2, 0, x.shape[1] % 2)),
     "of bools": lambda x: pad(x > 0, (0, 0, x.shape[1] % 3, x.shape[1] % 2), value=True),
     "of integers": lambda x: pad(x.int(), (0, 0, 0, x.shape[1] % 3), value=7),
