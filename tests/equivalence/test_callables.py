@@ -15,6 +15,8 @@ from coremltools.converters.mil.mil import Function, Program, mil_list, types
 
 import mil_ane_passes as ane
 from mil_ane_passes.equivalence.callable_comparison import FP16_TOLERANCE, FP32_TOLERANCE
+from mil_ane_passes.equivalence.callables import Caller
+from mil_ane_passes.equivalence.execution import Plan
 from mil_ane_passes.ir.clone import clone_program
 from mil_ane_passes.passes.examples import build_program
 from tests.equivalence.test_bisect import again, spoilt
@@ -248,6 +250,25 @@ def test_an_exported_module_gets_the_dtypes_that_it_was_exported_with(dtype, pro
     program.add_function("main", function)
     report = ane.verify(program, exported) if program_first else ane.verify(exported, program)
     assert report.equal, report
+
+
+def test_values_that_an_exported_dtype_cannot_hold_are_not_fed():
+    kinds = {"i": torch.int8, "u": torch.int16, "h": torch.float16, "b": torch.bool}
+    exported = torch.export.export(Many().eval(), tuple(torch.zeros(3).to(dtype) for dtype in kinds.values()))
+    caller = Caller(exported, list(kinds), ["y"])
+    feeds = {name: np.array([-40000, 0.1 if name == "h" else 1, 300], np.float32 if name in "hb" else np.int32)
+             for name in kinds}
+    fitted = caller.fit_plan(Plan("main", "drawn", feeds)).feeds
+    assert fitted["i"].tolist() == [-128, 1, 127] and fitted["u"].tolist() == [-32768, 1, 300]
+    assert fitted["h"].tolist() == [-40000, np.float32(np.float16(0.1)), 300] and set(fitted["b"]) == {0, 1}
+    assert {name: value.dtype for name, value in fitted.items()} == {name: feeds[name].dtype for name in kinds}
+    asked = Plan("main", "asked", feeds, asked=True)
+    assert caller.fit_plan(asked).feeds["i"].tolist() == [-40000, 1, 300]
+
+
+class Many(torch.nn.Module):
+    def forward(self, i, u, h, b):
+        return i.float() + u.float() + h.float() + b.float()
 
 
 class Nested(torch.nn.Module):

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
+import pytest
+from coremltools.converters.mil.mil import Builder as mb
+
+from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.report.lint_collection import CollectionTotals
 from mil_ane_passes.report.lint_statistics import StatisticsCollection
 
@@ -42,3 +47,17 @@ def test_a_rewrite_that_fixes_some_of_them_is_named_with_their_number():
 def test_nothing_found():
     head, kind, _, _, summary = count("text", chain("abs")).splitlines()
     assert head.startswith("op ") and kind.startswith("abs ") and summary.startswith("1 package: 0 findings, 0 sugg")
+
+
+def test_ops_are_counted_by_the_backend_they_are_predicted_on():
+    def body(x):
+        for _ in range(6):
+            x = mb.conv(x=x, weight=np.full((256, 256, 3, 3), 0.01, np.float16), pad_type="same")
+        return mb.tan(x=x)
+
+    program = build_program(body, x=(1, 256, 64, 64))
+    rows = report(program).plan.rows
+    assert {row.backend for row in rows} == {"ane", "cpu"}
+    found = {kind["op"]: kind for kind in json.loads(count("json", program))["op_kinds"]}
+    assert found["conv"]["on_ane"] == 6 and found["conv"]["est_cpu_ms"] == 0 and found["tan"]["on_cpu"] == 1
+    assert found["conv"]["est_ane_ms"] == pytest.approx(sum(row.cost.ane for row in rows if row.op.op_type == "conv"))
