@@ -466,6 +466,25 @@ def test_repeated_outputs_every_output_has_its_name(frontend: str) -> None:
     assert len(set(names)) == 4
 
 
+@pytest.mark.parametrize("dtype", [None, np.float16, np.float32])
+@pytest.mark.parametrize("target", [ct.target.iOS15, ct.target.iOS17])
+def test_repeated_outputs_have_the_requested_names(target, dtype):
+    if dtype == np.float16 and target == ct.target.iOS15:
+        return  # float16 outputs are of iOS16
+    names = ["first", "input", "second", "third"]
+    traced = captured(_return_twice, (torch.randn(2, 3),), "trace")
+    mlmodel = ane.convert(traced, inputs=[ct.TensorType(name="x", shape=(2, 3))], minimum_deployment_target=target,
+                          outputs=[ct.TensorType(name=name, dtype=dtype) for name in names])
+    assert [output.name for output in mlmodel.get_spec().description.output] == names
+    found = ane.run(mlmodel, {"x": np.ones((2, 3), np.float32)})
+    assert [float(found[name][0, 0]) for name in names] == [2, 1, 2, 2]
+
+
+def _return_twice(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = x + 1
+    return y, x, y, y.detach()
+
+
 # cumsum along any axis.
 RUNNING_SUMS_X = torch.arange(-12.0, 12.0).reshape(2, 3, 4)
 
