@@ -147,7 +147,8 @@ def _search_crossing(
 ) -> list[tuple[float, _Move]]:
     """Return two moves of the draw between which an element of `var` crosses `number`, close to it.
 
-    Empty if no move reaches it, or if `ops`, which compute `var`, end with an error.
+    Empty if no move reaches it, or if `ops`, which compute `var`, end with an error. Two draws for which `var` has
+    different numbers of elements (the result of a `non_zero`) are not compared.
     """
     from ..runtime import Runtime
 
@@ -162,12 +163,18 @@ def _search_crossing(
             values = [measure(move, step) for step in steps]
             for number_of_step in sorted(range(len(steps) - 1), key=lambda at: abs(steps[at])):
                 pair = values[number_of_step:number_of_step + 2]
+                if pair[0].size != pair[1].size:
+                    continue
                 crossing = np.flatnonzero(np.isfinite(pair).all(0) & ((pair[0] < 0) != (pair[1] < 0)))
                 if crossing.size:
                     nearest = int(crossing[np.abs(pair[0][crossing]).argmin()])
                     ends = list(steps[number_of_step:number_of_step + 2])
-                    return [(step, move) for step in _halve(
-                        ends, lambda step: float(measure(move, step)[nearest]), abs(number) * _DISTANCE)]
+
+                    def measure_nearest(step: float) -> float:
+                        found = measure(move, step)
+                        return float(found[nearest]) if found.size == pair[0].size else math.nan
+
+                    return [(step, move) for step in _halve(ends, measure_nearest, abs(number) * _DISTANCE)]
     except AnePassesError:
         pass  # a run of the program reports it
     return []

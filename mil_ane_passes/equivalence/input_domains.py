@@ -1,4 +1,4 @@
-"""Domains of integer inputs: indices (rows of a table, positions in a cache) must exist.
+"""Domains of inputs: indices (rows of a table, positions in a cache) must exist, flags are 0 or 1.
 
 One backward sweep over a function's ops propagates requirements on an op's result to requirements on its operands.
 """
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from coremltools.converters.mil.mil import Block, Function, Operation, Var
+from coremltools.converters.mil.mil import Block, Function, Operation, Var, types
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
 from ..ir.query import is_opaque
@@ -190,6 +190,16 @@ def _is_mask_factor(factor: float) -> bool:
     return factor <= -_MIN_NEGATIVE_MASK or factor >= _MIN_POSITIVE_MASK
 
 
+def _require_flags(op: Operation, sweep: _BackwardSweep) -> OperandRequirements:
+    """Require 0 or 1 of a number that is used as a bool alone: coremltools declares the bool inputs of a model so.
+
+    Normal draws are never 0, and an attention mask of ones alone may make every element NaN.
+    """
+    if op.outputs[0].dtype == types.bool != op.x.dtype and all(
+            user.op_type == "cast" and user.outputs[0].dtype == types.bool for user in op.x.child_ops):
+        yield op.x, [(0, 1)]
+
+
 def _require_positive(name: str) -> Callable[[Operation, _BackwardSweep], OperandRequirements]:
     return lambda op, sweep: [(op.inputs[name], [(1, math.inf)])]
 
@@ -208,5 +218,6 @@ _REQUIREMENTS: dict[str, Callable[[Operation, _BackwardSweep], OperandRequiremen
     "tile": _require_positive("reps"),
     "fill": _require_positive("shape"),
     "mul": _require_mask_values,
+    "cast": _require_flags,
 }
-"Requirements on integer operands, by op type: for ops that select by index, and for multiplications that mask."
+"Requirements on operands, by op type: for ops that select by index, multiplications that mask, and casts to bool."

@@ -127,6 +127,15 @@ def test_a_threshold_in_another_form_is_equal():
     assert found.equal and any("just below and above" in each for each in found.sampled)
 
 
+def test_values_of_a_size_that_depends_on_data_are_not_searched():
+    """The number of elements above 0 differs between two draws."""
+    def positive(limit):
+        return build(lambda x: to_floats(mb.less(x=mb.cast(x=mb.non_zero(x=mb.greater(
+            x=x, y=np.float32(0))), dtype="fp32"), y=np.float32(limit))), (1, 16))
+
+    assert compare_programs(positive(3.25), positive(3.5)).status == "equal"
+
+
 def test_floats_are_within_the_ranges_of_the_user():
     before, after = PAIRS["a threshold of the input"]
     assert compare_programs(before, after, ranges={"x": (-1.0, 1.0)}).equal

@@ -116,3 +116,20 @@ def test_a_program_without_huge_constants_is_not_run_again(monkeypatch):
         asked.clear()
         held(overflow(factor), overflow(factor), given=given)
         assert any(asked) == expected, factor
+
+
+@pytest.mark.parametrize("dtype", [types.fp32, types.fp16, types.int32])
+def test_a_number_that_is_used_as_a_flag_alone_is_drawn_as_zeros_and_ones(dtype):
+    def body(x):
+        flag = mb.cast(x=x, dtype="bool")
+        return mb.select(cond=flag, a=np.float32(1), b=np.float32(2))
+
+    for draw in range(4):
+        assert set(np.unique(default(function(body, x=(dtype, (4, 8))), draw)["x"]).tolist()) == {0, 1}
+
+
+def test_a_number_that_is_used_otherwise_too_is_drawn_as_a_number():
+    def body(x):
+        return mb.add(x=mb.cast(x=mb.cast(x=x, dtype="bool"), dtype="fp32"), y=x)
+
+    assert np.unique(default(function(body, x=(types.fp32, (4, 8))))["x"]).size > 2
