@@ -28,7 +28,7 @@ MOVES = {
     "tile": lambda x: mb.tile(x=x, reps=[1, 2]),
     "slice": lambda x: mb.slice_by_index(x=x, begin=[0, 0], end=[0, -1], end_mask=[True, False], stride=[1, 1]),
     "select": lambda x: mb.select(cond=mb.greater(x=x, y=np.float32(0)), a=x, b=np.float32(7)),
-    "gather": lambda x: mb.gather(x=x, indices=np.array([1, 0, 1], np.int32), axis=0),
+    "gather": lambda x: mb.gather(x=x, indices=np.array([1, 0, 1], np.int32) % x.shape[0], axis=0),
 }
 
 
