@@ -1,0 +1,121 @@
+"""Integers that coremltools narrows to 16 bits though they may not fit: ids above 32767 and sizes of long inputs.
+
+At float16 and for iOS17, the pass `add_int16_cast` casts int32 operands of `gather`, `squeeze` and `topk` to int16, also
+where nothing is known about their values. An id of 40000 becomes -25536 then, and a flexible input of 40,000 samples
+gets outputs of another size. Here an operand stays int32, unless a bound on its values fits: ids that select a row of a
+table of at most 32,768 rows, sizes up to the upper end of a `RangeDim`, positions along a static axis.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import coremltools as ct
+import numpy as np
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import Function, Operation, Var, types
+
+from ...equivalence.input_domains import infer_input_domains
+from ...ir.bounds import Interval, follow_elements, infer_interval
+from ...ir.query import is_symbolic
+from ...passes.examples import build_program
+from ...passes.severity import Severity
+from ..contract import Patch
+
+PATCH = Patch(code="TORCH182", severity=Severity.WRONG,
+              title="float16 conversions narrow ids above 32767 and sizes of long inputs to int16", upstream=(
+        "https://github.com/apple/coremltools/issues/2222",
+        "https://github.com/kasper0406/stablehlo-coreml/pull/107",
+    ))
+_PASS_MODULE = "coremltools.converters.mil.mil.passes.defs.quantization"
+_INT16 = np.iinfo(np.int16)
+_domains: WeakKeyDictionary[Function, dict[str, Interval]] = WeakKeyDictionary()
+"The domains of the inputs of functions; passes do not change them."
+
+
+@PATCH.probe
+def probe() -> str | None:
+    """Squeeze ids of any size, and look at the dtype that the pass chooses."""
+    from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY
+
+    program = build_program(lambda ids: mb.squeeze(x=ids, axes=[0]), dtype=types.int32, opset=ct.target.iOS17,
+                            ids=(1, 3))
+    PASS_REGISTRY["common::add_int16_cast"](program)
+    (op,) = program.functions["main"].find_ops(op_type="squeeze")
+    return None if op.x.dtype == types.int32 else "silently miscompiled: ids of any size are cast to int16"
+
+
+@PATCH.replace_function(_PASS_MODULE, "add_int16_cast.should_cast_parameter")
+def should_cast_parameter(host: Callable[..., Any], graph_pass: Any, op: Operation, param_name: str) -> Any:
+    """Return what coremltools decides, or None, which is no cast, where the values may not fit int16."""
+    decided = host(graph_pass, op, param_name)
+    return decided if decided and _fits_int16(op, param_name) else None
+
+
+def _fits_int16(op: Operation, name: str) -> bool:
+    var, sizes = op.inputs[name], _find_largest_sizes(op)
+    if var.dtype == types.str:  # the dtype of the indices of topk
+        return _get_largest(op.x.shape[int(op.axis.val)], sizes) <= _INT16.max + 1
+    if var.val is not None:
+        return True  # coremltools looks at constants itself
+    if name == "indices" and _find_largest_index(op, sizes) <= _INT16.max:
+        return True
+    low, high = infer_interval(var) or _bound_source(follow_elements(var), sizes)
+    return low >= _INT16.min and high <= _INT16.max
+
+
+def _find_largest_index(op: Operation, sizes: dict[Any, int]) -> float:
+    """Return the largest valid index of a gather."""
+    if op.op_type == "gather_nd":
+        first = int(op.batch_dims.val) if "batch_dims" in op.inputs and op.batch_dims is not None else 0
+        count = op.indices.shape[-1]
+        extents = op.x.shape[first:] if is_symbolic(count) else op.x.shape[first:first + count]
+    else:
+        extents = op.x.shape[int(op.axis.val):][:1]
+    return max((_get_largest(extent, sizes) for extent in extents), default=1) - 1
+
+
+def _bound_source(var: Var, sizes: dict[Any, int]) -> Interval:
+    """Bound an input by what its users require of it, and the sizes of a Var by the largest sizes of the inputs."""
+    if var.op is not None and var.op.op_type == "shape":
+        return 0, max((_get_largest(dim, sizes) for dim in var.op.x.shape), default=0)
+    function = _find_function(var)
+    if var.op is None and function is not None and function.inputs.get(var.name) is var:
+        if function not in _domains:
+            _domains[function] = infer_input_domains(function, {}, negative=True)
+        return _domains[function][var.name]
+    return -math.inf, math.inf
+
+
+def _find_function(var: Var) -> Function | None:
+    users = var.child_ops
+    return _get_outermost(users[0]) if users else None
+
+
+def _get_outermost(op: Operation) -> Function:
+    block = op.enclosing_block
+    while not isinstance(block, Function):
+        block = block.outer_op.enclosing_block
+    return block
+
+
+def _get_largest(size: Any, sizes: dict[Any, int]) -> float:
+    return float(sizes.get(size, math.inf)) if is_symbolic(size) else float(size)
+
+
+def _find_largest_sizes(op: Operation) -> dict[Any, int]:
+    """Find the largest value of each symbol in the sizes of the function's inputs, where it is declared."""
+    found: dict[Any, int] = {}
+    for declared in getattr(_get_outermost(op), "input_types", None) or ():
+        shape = getattr(declared, "shape", None)
+        if isinstance(shape, ct.EnumeratedShapes):
+            for place, symbol in enumerate(shape.symbolic_shape):
+                if is_symbolic(symbol):
+                    found[symbol] = max(int(each.shape[place]) for each in shape.shapes)
+        else:
+            found.update({dim.symbol: int(dim.upper_bound) for dim in getattr(shape, "shape", ())
+                          if isinstance(dim, ct.RangeDim) and dim.upper_bound > 0})
+    return found
