@@ -35,8 +35,8 @@ _converted_nodes: ContextVar[dict[str, Any] | None] = ContextVar("mil_ane_passes
 
 _ADVICE_IN_PASS = ("try compute_precision=coremltools.precision.FLOAT32 or a pass_pipeline without this pass, or use "
                    "other ops in that part of the model")
-_ADVICE_IN_TORCH_PASS = ("use fixed input sizes, or a constant scale_factor instead of a computed size, or other ops "
-                         "in that part of the model")
+_ADVICE_IN_TORCH_PASS = ("use minimum_deployment_target=coremltools.target.iOS17 or newer, fixed input sizes, or a "
+                         "constant scale_factor instead of a computed size, or other ops in that part of the model")
 _TORCH_PASS_PREFIX = "torch::"
 "The prefix of passes that lower ops of the torch dialect: no pipeline and no precision can do without them."
 _ADVICE_IN_READING = ("use other ops in that part of the model, or convert the result of torch.export or "

@@ -11,12 +11,15 @@ flexible, the resize is rejected.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import coremltools as ct
 import numpy as np
 from coremltools.converters.mil.frontend.torch import ops
 from coremltools.converters.mil.mil import Builder as mb
-from coremltools.converters.mil.mil import Var
+from coremltools.converters.mil.mil import Function, Operation, Var
+from coremltools.converters.mil.mil.block import is_current_opset_version_compatible_with
 
 from ...ir.query import is_symbolic
 from ...passes.severity import Severity
@@ -47,6 +50,8 @@ _SCALED_KINDS = ("upsample_nearest1d", "upsample_nearest2d", "upsample_linear1d"
 _CORNER_KINDS = ("upsample_linear1d", "upsample_bilinear2d")
 _FIRST_INPUTS = {2: "input output_size ", 3: "input output_size align_corners "}
 "The inputs before the scales, by their number."
+_BLOCK = 1024
+"Elements of a block, for indices that int32 products would overflow."
 _NEAREST_KINDS = (
     "_upsample_nearest_exact1d",
     "_upsample_nearest_exact2d",
@@ -104,7 +109,12 @@ def lower_scaled_resize(context: Any, node: Any) -> None:
     if corners or any(map(is_symbolic, x.shape[axes.start:])):
         if kind not in _CORNER_KINDS:
             _check_flexible_scales(context, node, x, axes)
-        getattr(ops, kind)(context, node)  # sizes alone decide, or are not known
+        try:
+            getattr(ops, kind)(context, node)  # sizes alone decide, or are not known
+        except (AssertionError, TypeError, ValueError):  # a scale of a flexible size, that is no number
+            if (made := _resize_to_size(context, node, x, axes, corners)) is None:
+                raise
+            add_result(context, node, name_result(made, node))
         return
     targets = _read_target_sizes(context, node, x, axes, 3 if kind in _CORNER_KINDS else 2)
     if all(scale is None or size == x.shape[axis] * scale for axis, (size, scale) in zip(axes, targets, strict=True)):
@@ -113,6 +123,90 @@ def lower_scaled_resize(context: Any, node: Any) -> None:
         lower_linear_resize(context, node)
     else:
         lower_nearest_resize(context, node)
+
+
+@PATCH.replace_function("coremltools.converters.mil.frontend.torch.ssa_passes.torch_upsample_to_core_upsample",
+                        "_try_replace_with_core_upsample")
+def replace_upsample(host: Callable[..., bool], op: Operation) -> bool:
+    """Replace a resize to computed sizes: by a scale with coremltools, else (`interpolate(x, size=y.shape[2:])`) by
+    `resize`, which needs iOS17, or by lookups of the nearest elements."""
+    try:
+        if host(op):
+            return True
+    except (AssertionError, AttributeError):  # a size that no op of a scale computes
+        pass
+    linear, function = op.op_type == "torch_upsample_bilinear", op.enclosing_block
+    while not isinstance(function, Function):
+        function = function.outer_op.enclosing_block
+    if linear and function.opset_version < ct.target.iOS17:
+        return False
+    with mb.set_before_op(op):
+        sizes = [op.output_height, op.output_width]
+        made = _resize_linear(op.x, sizes, bool(op.align_corners.val)) if linear else _resize_nearest(op.x, sizes)
+        made = mb.identity(x=made, name=op.name)
+    op.enclosing_block.replace_uses_of_var_after_op(anchor_op=op, old_var=op.outputs[0], new_var=made)
+    op.enclosing_block.remove_ops([op])
+    return True
+
+
+def _resize_to_size(context: Any, node: Any, x: Var, axes: range, corners: bool) -> Var | None:
+    """Build a resize of a flexible image or sequence to the sizes of the node; None if it has scales."""
+    linear = node.kind.startswith(_CORNER_KINDS)
+    place = 3 if linear else 2
+    given = bind_arguments(context, node, _FIRST_INPUTS[place]).output_size
+    if given is None or _read_scales(context, node, axes, place) is not None:
+        return None
+    if isinstance(given, Var):
+        given = [mb.gather(x=given, indices=number, axis=0) for number in range(len(axes))]
+    sizes = [mb.cast(x=size, dtype="int32") if isinstance(size, Var) else mb.const(val=np.int32(size))
+             for size in given]
+    image = x if len(axes) == 2 else mb.expand_dims(x=x, axes=[3])
+    if linear and not is_current_opset_version_compatible_with(ct.target.iOS17) and any(
+            size.val is None for size in sizes):
+        return None
+    sizes += [mb.const(val=np.int32(1))] * (2 - len(axes))
+    made = _resize_linear(image, sizes, corners) if linear else _resize_nearest(image, sizes)
+    return made if len(axes) == 2 else mb.squeeze(x=made, axes=[3])
+
+
+def _resize_linear(x: Var, sizes: list[Var], corners: bool) -> Var:
+    """Build a linear resize of the rows and columns of `x`; one to computed sizes needs iOS17.
+
+    An image of one column, as which coremltools treats a sequence, is resized along its rows alone: the type of the
+    result then has the known width, which a later squeeze needs.
+    """
+    mode = "STRICT_ALIGN_CORNERS" if corners else "UNALIGN_CORNERS"
+    if all(size.val is not None for size in sizes):
+        result: Var = mb.resize_bilinear(x=x, target_size_height=int(sizes[0].val), sampling_mode=mode,
+                                         target_size_width=int(sizes[1].val))
+        return result
+    known = sizes[1].val is not None and sizes[1].val == x.shape[3]
+    if known:
+        x, sizes = mb.transpose(x=x, perm=[0, 1, 3, 2]), sizes[:1]
+    shape = mb.concat(values=[mb.expand_dims(x=size, axes=[0]) for size in sizes], axis=0)
+    made: Var = mb.resize(x=x, shape=shape, resized_dims=np.uint32(len(sizes)), interpolation_mode="LINEAR",
+                          sampling_mode=mode)
+    return mb.transpose(x=made, perm=[0, 1, 3, 2]) if known else made
+
+
+def _resize_nearest(x: Var, sizes: list[Var]) -> Var:
+    """Select floor(i * extent / size) for each i below `size`, as torch does, along each axis from 2 on.
+
+    With i = 1024 * a + b and extent = size * q + r, all products of integers are below 2^31 for sizes up to 2^20.
+    """
+    for axis, size in enumerate(sizes, start=2):
+        if size.val is not None and size.val == x.shape[axis]:
+            continue
+        extent = mb.gather(x=mb.shape(x=x), indices=axis, axis=0)
+        places = mb.range_1d(start=np.int32(0), end=size, step=np.int32(1))
+        blocks, rest = mb.floor_div(x=places, y=_BLOCK), mb.mod(x=places, y=_BLOCK)
+        scaled = mb.mul(x=mb.mod(x=extent, y=size), y=_BLOCK)
+        inside = mb.add(x=mb.mul(x=blocks, y=mb.mod(x=scaled, y=size)),
+                        y=mb.mul(x=rest, y=mb.mod(x=extent, y=size)))
+        found = mb.add(x=mb.mul(x=places, y=mb.floor_div(x=extent, y=size)),
+                       y=mb.mul(x=blocks, y=mb.floor_div(x=scaled, y=size)))
+        x = mb.gather(x=x, indices=mb.add(x=found, y=mb.floor_div(x=inside, y=size)), axis=axis)
+    return x
 
 
 def _is_enlargement(context: Any, node: Any, x: Var, axes: range) -> bool:

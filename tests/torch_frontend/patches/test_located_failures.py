@@ -168,8 +168,8 @@ def test_a_pass_that_no_conversion_can_do_without_is_not_to_be_left_out():
             return F.interpolate(F.avg_pool2d(x, 2), size=x.shape[2:], mode="bilinear", align_corners=False)
 
     size = ct.RangeDim(4, 16, default=8)
-    fault = (r"^op 'upsample_bilinear2d' .*core_upsample' fails: .*; use fixed input sizes, or a constant scale_factor "
-             r".*, or other ops in that part")
+    fault = (r"^op 'upsample_bilinear2d' .*core_upsample' fails: .*target.iOS17 or newer, fixed input sizes, or a "
+             r"constant scale_factor .*, or other ops in that part")
     with pytest.raises(NotConverted, match=fault) as refused:
         ane.convert(captured(Resized().eval(), [X], "trace"), inputs=[ct.TensorType(shape=(2, 3, size, size))],
                     skip_model_load=True)
@@ -203,3 +203,20 @@ def test_a_failure_while_the_graph_is_read_is_named(monkeypatch, frontend, targe
     with pytest.raises(NotConverted, match=expected) as refused:
         converted(model, V)
     assert isinstance(refused.value.__cause__, KeyError)
+
+
+def choose_by_cond(x: torch.Tensor) -> torch.Tensor:
+    return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,))
+
+
+def loop_by_while(x: torch.Tensor) -> torch.Tensor:
+    from torch._higher_order_ops.while_loop import while_loop
+
+    return while_loop(lambda x: x.sum() < 9, lambda x: (x * 2,), (x,))[0]
+
+
+@pytest.mark.parametrize(("function", "name"), [(choose_by_cond, "cond"), (loop_by_while, "while_loop")])
+def test_an_op_with_regions_is_refused_with_its_line(function: Callable[..., Any], name: str) -> None:
+    exported = captured(function, (V,), "export")
+    with pytest.raises(NotConverted, match=rf"op '{name}' \(.*\.py:\d+\): has regions.*torch.where"):
+        ane.convert(exported, minimum_deployment_target=ct.target.iOS16)

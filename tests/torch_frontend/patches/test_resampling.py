@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import coremltools as ct
+import numpy as np
 import pytest
 import torch
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import get_new_symbol, types
 from torch.nn.functional import interpolate
 
+import mil_ane_passes as ane
 from mil_ane_passes.torch_frontend import NotConverted
+from mil_ane_passes.torch_frontend.patches import resampling
 
 from ..checks import check
 
@@ -91,3 +99,47 @@ def test_nearest_of_a_flexible_length_by_a_scale_that_may_round_it_is_refused(sc
 
 def test_a_fixed_axis_beside_a_flexible_one_may_be_scaled_to_a_whole_size():
     check(lambda x: interpolate(x, scale_factor=(2.0, 1.5), mode="nearest"), torch.randn(1, 2, 6, 8), flexible=[2])
+
+
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+@pytest.mark.parametrize("how", [{"mode": "nearest"}, {"mode": "bilinear"},
+                                 {"mode": "bilinear", "align_corners": True}], ids=["nearest", "bilinear", "corners"])
+def test_an_image_takes_the_computed_size_of_another(how: dict[str, Any], frontend: str) -> None:
+    at = [(torch.randn(1, 2, *size),) for size in ((11, 7), (40, 33), (4, 64))]
+    check(lambda x: interpolate(x[..., 1:, ::3], size=x.shape[2:], **how) + x, torch.randn(1, 2, 8, 12),
+          frontend=frontend, flexible=[2, 3], at=at, atol=1e-4, lowest=4, target=ct.target.iOS17)
+
+
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+def test_a_sequence_takes_a_computed_length(mode: str, frontend: str) -> None:
+    at = [(torch.randn(1, 2, size),) for size in (7, 40, 200)]
+    check(lambda x: interpolate(x, size=x.shape[2] * 2 - 1, mode=mode), torch.randn(1, 2, 12), frontend=frontend,
+          flexible=[2], at=at, atol=1e-4, target=ct.target.iOS17)
+
+
+@pytest.mark.parametrize(("extent", "size"), [(3, 9), (46_350, 92_000), (92_000, 46_350), (131_072, 100_001)])
+def test_nearest_elements_are_selected_without_overflow(extent: int, size: int) -> None:
+    """Products of the sizes are beyond int32; torch itself rounds such coordinates to float32."""
+    @mb.program(input_specs=[mb.TensorSpec((1, 1, get_new_symbol(), 1)), mb.TensorSpec((1,), dtype=types.int32)])
+    def program(x: Any, size: Any) -> Any:
+        return resampling._resize_nearest(x, [mb.squeeze(x=size, axes=[0]), mb.const(val=np.int32(1))])
+
+    (found,) = ane.run(program, {"x": np.arange(float(extent), dtype=np.float32).reshape(1, 1, -1, 1),
+                                 "size": np.array([size], np.int32)}).values()
+    np.testing.assert_array_equal(found.reshape(-1), np.arange(size) * extent // size)
+
+
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+@pytest.mark.parametrize("mode", ["nearest", "bilinear"])
+def test_an_image_of_flexible_size_takes_a_fixed_one(mode: str, frontend: str) -> None:
+    check(lambda x: interpolate(x, size=(9, 20), mode=mode), torch.randn(1, 2, 8, 12), frontend=frontend,
+          flexible=[2, 3], at=[(torch.randn(1, 2, 31, 5),)])
+
+
+def test_a_linear_resize_to_a_computed_size_needs_ios17() -> None:
+    def resize(x: torch.Tensor) -> torch.Tensor:
+        return interpolate(x[..., 1:, ::3], size=x.shape[2:], mode="bilinear")
+
+    with pytest.raises(ValueError, match="Unable to map torch_upsample_bilinear"):
+        check(resize, torch.randn(1, 2, 8, 12), flexible=[2, 3], target=ct.target.iOS16)
