@@ -14,7 +14,7 @@ from coremltools.converters.mil.mil import Program, types
 
 from ..ir.query import iterate_ops
 from ..passes.contract import Exactness
-from .callables import Caller
+from .callables import Caller, RejectedSizes
 from .comparison import Accuracy, OutputDifference, describe_worst_element, to_arrays
 from .coverage import find_outputs_without_numbers
 from .equivalence import Case, VerifyReport
@@ -81,7 +81,12 @@ def compare_with_callable(
             report.notes.append(f"{name}, {run.plan.label}: not compared, as the program cannot be run ({run.error})")
             continue
         progress(f"{caller.name}, run {number} of {len(runs)}")
-        report.cases.append(_compare_run(run, caller, precision, program_first, accuracy or share))
+        try:
+            report.cases.append(_compare_run(run, caller, precision, program_first, accuracy or share))
+        except RejectedSizes as error:
+            if run.plan.asked:
+                raise
+            report.notes.append(f"{name}, {run.plan.label}: not compared, as its sizes are rejected ({error})")
     if not report.cases:
         report.status, report.reason = "not verified", f"none of the sampled feeds can be run: {report.notes[-1]}"
     elif not all(case.passed for case in report.cases):

@@ -14,9 +14,13 @@ from ..utils.errors import InputError
 from ..utils.text_format import add_article
 from .execution import Plan
 
-__all__ = ["Caller", "is_callable_side"]
+__all__ = ["Caller", "RejectedSizes", "is_callable_side"]
 
 Array = np.ndarray[Any, Any]
+
+
+class RejectedSizes(InputError):
+    """An exported module does not accept inputs of these sizes: a guard of torch.export excludes them."""
 
 
 def is_callable_side(given: Any) -> bool:
@@ -50,6 +54,7 @@ class Caller:
             raise InputError(f"the module {training[0]} is in training mode, in which dropout and batch norm compute "
                              "something else; call its eval() first")
         self._leaves = [] if exported is None else _list_exported_leaves(exported)
+        self._constant_results = () if exported is None else _find_constant_results(exported)
         self._by_name = self._named_inputs()
         self._input_dtypes = self._find_input_dtypes(exported)
 
@@ -67,7 +72,8 @@ class Caller:
             raise
         except Exception as error:
             function = ", ".join(f"{name}: {value.dtype}{list(value.shape)}" for name, value in arguments.items())
-            raise InputError(
+            guarded = isinstance(error, AssertionError) and str(error).startswith("Guard failed")
+            raise (RejectedSizes if guarded else InputError)(
                 f"the callable {self.name} raised {type(error).__name__} for ({function}): {error}") from error
         return self._name_results(returned)
 
@@ -130,22 +136,22 @@ class Caller:
         return set(self._inputs) if set(self._inputs) <= known else set()
 
     def _called(self, arguments: Mapping[str, Any]) -> Any:
-        if any(isinstance(leaf, str) for leaf in self._leaves) and _is_nested(self._given._in_spec):
+        if self._leaves and (_is_nested(self._given._in_spec) or any(name is None for name, _ in self._leaves)):
             return self._call_with_containers(arguments)
         named = {name: value for name, value in arguments.items() if name in self._by_name}
         return self._given(*(value for name, value in arguments.items() if name not in named), **named)
 
     def _call_with_containers(self, arguments: Mapping[str, Any]) -> Any:
-        """Call an exported module with the dictionaries and tuples that it was exported with.
+        """Call an exported module with the dictionaries, tuples and constants that it was exported with.
 
         A value is found by the name of its leaf, and others are taken in order.
         """
         assert self._torch is not None
         values = dict(arguments)
-        found = [values.pop(leaf, None) if isinstance(leaf, str) else leaf for leaf in self._leaves]
+        found = [constant if name is None else values.pop(name, None) for name, constant in self._leaves]
         rest = iter(values.values())
-        leaves = [next(rest) if each is None and isinstance(leaf, str) else each
-                  for each, leaf in zip(found, self._leaves, strict=True)]
+        leaves = [next(rest) if each is None and name is not None else each
+                  for each, (name, _) in zip(found, self._leaves, strict=True)]
         given, named = self._torch.utils._pytree.tree_unflatten(leaves, self._given._in_spec)
         return self._given(*given, **named)
 
@@ -187,6 +193,8 @@ class Caller:
             found = [returned[name] for name in self._outputs]
         else:
             found = list(_iterate_leaves(returned))
+            if len(found) == len(self._constant_results):
+                found = [value for value, constant in zip(found, self._constant_results) if not constant]
         if len(found) != len(self._outputs):
             keys = f" ({', '.join(map(repr, returned))})" if isinstance(returned, Mapping) else ""
             hint = ("; a classifier is compared without its label: convert it without classifier_config to verify it, "
@@ -217,9 +225,25 @@ def _choose_torch_dtype(torch: Any, tensor: Any, floats: Any) -> Any:
     return floats if tensor.is_floating_point() else torch.bool if tensor.dtype == torch.bool else torch.int64
 
 
-def _list_exported_leaves(exported: Any) -> list[Any]:
-    """List the leaves of the inputs of a torch ExportedProgram: the names of tensors, and other values."""
-    return list(exported.graph_signature.user_inputs)
+def _list_exported_leaves(exported: Any) -> list[tuple[str | None, Any]]:
+    """List the leaves of the inputs of a torch ExportedProgram: the name of a tensor, or None and a constant.
+
+    Numbers, bools, text and None are constants: torch.export accepts the values alone that it was called with.
+    """
+    leaves = [spec.arg for spec in exported.graph_signature.input_specs if spec.kind.name == "USER_INPUT"]
+    return [(None, leaf.value) if _is_constant_argument(leaf) else (leaf.name, None) for leaf in leaves]
+
+
+def _find_constant_results(exported: Any) -> tuple[bool, ...]:
+    """Return for each result of a torch ExportedProgram but None whether it is a constant, which models do not have."""
+    results = [spec.arg for spec in exported.graph_signature.output_specs if spec.kind.name == "USER_OUTPUT"]
+    return tuple(_is_constant_argument(result) for result in results
+                 if not (_is_constant_argument(result) and result.value is None))
+
+
+def _is_constant_argument(argument: Any) -> bool:
+    """Return whether `argument` is a `torch.export.graph_signature.ConstantArgument`."""
+    return type(argument).__name__ == "ConstantArgument"
 
 
 def _is_nested(spec: Any) -> bool:
@@ -232,7 +256,8 @@ def _is_nested(spec: Any) -> bool:
 def _list_exported_dtypes(exported: Any) -> list[tuple[str, Any]]:
     """List the inputs of a torch ExportedProgram with their dtypes; None for those that are not tensors."""
     made = {node.name: node.meta.get("val") for node in exported.graph.nodes if node.op == "placeholder"}
-    return [(name, getattr(made.get(name), "dtype", None)) for name in exported.graph_signature.user_inputs]
+    return [(name, getattr(made.get(name), "dtype", None)) for name, _ in _list_exported_leaves(exported)
+            if name is not None]
 
 
 def _list_script_dtypes(module: Any) -> list[tuple[str, Any]]:

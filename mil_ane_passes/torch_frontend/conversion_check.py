@@ -117,11 +117,13 @@ class _ConversionCheck:
         self._findings = _collect_numeric_findings(self._program, built, bool(samples))
         for finding in self._findings:
             _log.warning("check: %s", finding)
-        for number, plan in enumerate(built):
+        rejected: list[InputError] = []
+        for plan in built:
             state = {name: value if name in self._module.states else np.zeros_like(value)
                      for name, value in plan.state.items()}
-            self._check_one_size(self._module.fit_plan(replace(plan, state=state)),
-                                 required=plan.asked or number == 0)
+            rejected += self._check_one_size(self._module.fit_plan(replace(plan, state=state)))
+        if len(rejected) == len(built):
+            raise rejected[0]
         for name in (name for name, finite in self._finite.items() if not finite):
             _log.warning("check: nothing of %s was compared: the torch model returns NaN or infinity for every "
                          "element in every run; pass feeds= with finite results", name)
@@ -131,23 +133,26 @@ class _ConversionCheck:
         inputs = self._program.functions[plan.function].inputs
         return replace(plan, feeds={name: plan.feeds[name] for name in inputs if name in plan.feeds})
 
-    def _check_one_size(self, plan: Plan, required: bool) -> None:
+    def _check_one_size(self, plan: Plan) -> list[InputError]:
+        """Compare at the size of `plan`, or return why the torch model rejects it.
+
+        An exported model rejects sizes that its guards exclude. Raises InputError if the user asked for this size.
+        """
         feeds = self._images(plan.feeds)
         try:
             expected = self._module(feeds, plan.state)
         except InputError as error:
-            if required:
+            if plan.asked:
                 raise
             _log.warning("not checked at %s, which the torch model rejects: %s", _describe_plan(plan), error)
-            return
+            return [error]
         for name, value in expected.items():
             finite = not value.size or value.dtype.kind != "f" or bool(np.any(np.isfinite(value)))
             self._finite[name] = finite or self._finite.get(name, False)
         if found := _find_differing_outputs(expected, self._before, feeds, plan, self._module.tolerance):
             raise self._make_error(find_first_difference(self._module, self._before, feeds, plan.state), found[0], plan)
-        if self._after is None:
-            return
-        if found := _find_differing_outputs(expected, self._after, plan.feeds, plan, self._tolerance):
+        if self._after is not None and (
+                found := _find_differing_outputs(expected, self._after, plan.feeds, plan, self._tolerance)):
             raise NotEqual(
                 f"the result of the torch frontend is correct, but a later pass is not: {found[0]}; at "
                 f"{_describe_plan(plan)}; "
@@ -155,6 +160,7 @@ class _ConversionCheck:
                 + "".join(f"; {finding}" for finding in self._findings),
                 self._mlmodel,
             )
+        return []
 
     def _make_error(self, part: GraphValue | None, found: OutputDifference, plan: Plan) -> NotEqual:
         if part is None:

@@ -66,7 +66,7 @@ def find_source_line(source: str) -> str:
     lines = [line.strip() for line in source.splitlines()]
     frames = [line for line in lines if line.startswith('File "')]
     if frames:
-        inside = [frame for frame in frames if "/torch/" not in frame] or frames
+        inside = [frame for frame in frames if "/torch/" not in frame and not frame.startswith('File "<')] or frames
         path, _, rest = inside[-1].removeprefix('File "').partition('", line ')
         return f"{path}:{rest.partition(',')[0].split()[0]}" if rest else path
     outside = [line for line in lines if ".py(" in line and "/torch/" not in line]

@@ -206,10 +206,12 @@ def _run_exported(model: Any, given: Any, arguments: Sequence[Any]) -> tuple[Any
     held = {**dict(model.constants), **dict(model.state_dict), **dict(given.named_buffers())}
     fed = iter(arguments)
     kinds = torch.export.graph_signature.InputKind
-    placed = [next(fed) if spec.kind == kinds.USER_INPUT else held[spec.target]
+    placed = [held[spec.target] if spec.kind != kinds.USER_INPUT
+              else spec.arg.value if isinstance(spec.arg, torch.export.graph_signature.ConstantArgument) else next(fed)
               for spec in model.graph_signature.input_specs]
     with torch.no_grad():
-        returned = watching(model.graph_module).run(*(each.clone() for each in placed))
+        returned = watching(model.graph_module).run(
+            *(each.clone() if isinstance(each, torch.Tensor) else each for each in placed))
     count = sum(spec.kind == torch.export.graph_signature.OutputKind.USER_OUTPUT
                 for spec in model.graph_signature.output_specs)
     return tuple(returned)[len(returned) - count:], iter(parts)

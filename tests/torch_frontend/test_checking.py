@@ -435,3 +435,18 @@ def test_outputs_that_are_never_finite_are_named(caplog):
         checked(Undefined().eval(), X)
     (said,) = [record.message for record in caplog.records if "nothing of" in record.message]
     assert "returns NaN or infinity for every element in every run; pass feeds=" in said
+
+
+def test_sizes_that_guards_of_an_export_exclude_are_left_out(caplog):
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            x = torch.nn.functional.pad(x, (0, 0, 0, (4 - x.shape[1] % 4) % 4))
+            return x.unflatten(1, (-1, 4)).mean(2)
+
+    exported = torch.export.export(Model().eval(), (torch.randn(1, 6, 8),),
+                                   dynamic_shapes=({1: torch.export.Dim.AUTO},))
+    with caplog.at_level("WARNING", logger="mil_ane_passes"):
+        mlmodel = ane.convert(exported, minimum_deployment_target=ct.target.iOS16, check=True)
+    assert "which the torch model rejects" in caplog.text and "Guard failed" in caplog.text
+    found = ane.verify(exported, mlmodel)
+    assert found.equal and any("its sizes are rejected" in note for note in found.notes)

@@ -26,7 +26,8 @@ _ADVICE_UNKNOWN = ("write it with ops that Core ML has, compute it outside of th
                    "(coremltools.converters.mil.frontend.torch.register_torch_op)")
 _ADVICE_FAILS = ("use other arguments or another op for the same, or register a lowering "
                  "(coremltools.converters.mil.frontend.torch.register_torch_op)")
-
+_ADVICE_REGION = ("export the model without it: choose with torch.where, write loops of a known length in Python, or "
+                  "convert torch.jit.script(model), whose branches and loops are supported")
 _ADVICE_MISSING = "use its other results only, or compute this one with other ops"
 
 
@@ -69,6 +70,20 @@ def from_exir_node(host: Callable[..., Any], cls: Any, node: Any) -> Any:
         if is_reported_unchanged(error):
             raise
         raise _make_located_error(SimpleNamespace(kind=str(node.target), meta=node.meta), error) from error
+
+
+@PATCH.replace_function(f"{_TORCH_FRONTEND}.internal_graph", "InternalTorchIRGraph.from_exir")
+def from_exir(host: Callable[..., Any], cls: Any, exir: Any, *more: Any, **named: Any) -> Any:
+    """Read an exported program; an op with regions (`cond`, `while_loop`, `scan`) is an error that names its location.
+    """
+    import torch
+
+    for node in exir.graph_module.graph.nodes:
+        held = [getattr(exir.graph_module, each.target, None) for each in node.all_input_nodes if each.op == "get_attr"]
+        if node.op == "call_function" and any(isinstance(each, torch.nn.Module) for each in held):
+            raise NotConverted.at(SimpleNamespace(kind=str(node.target), meta=node.meta),
+                                  "has regions, which coremltools does not read", _ADVICE_REGION)
+    return host(cls, exir, *more, **named)
 
 
 @PATCH.replace_function(f"{_TORCH_FRONTEND}.converter", "TranscriptionContext.__getitem__")
