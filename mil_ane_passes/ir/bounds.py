@@ -11,7 +11,7 @@ from coremltools.converters.mil.mil import Operation, Var, types
 from .query import get_const_value, is_const, is_opaque, is_symbolic
 from .value_ranges import Range
 
-__all__ = ["Interval", "bound_magnitude", "follow_elements", "get_measured_range", "infer_interval"]
+__all__ = ["Interval", "bound_magnitude", "get_measured_range", "infer_interval"]
 
 Interval = tuple[float, float]
 _MAX_DEPTH = 6
@@ -27,13 +27,6 @@ _RANGE_PRESERVING_OPS = frozenset({
     "cast", "upsample_nearest_neighbor", "sliding_windows",
 })
 "Ops whose result elements are elements of x, or lie between elements of x."
-
-_POSITION_OPS = frozenset({"reduce_argmax", "reduce_argmin", "argsort", "topk"})
-_SELECTING_OPS = frozenset({
-    "expand_dims", "squeeze", "reshape", "transpose", "slice_by_index", "slice_by_size", "tile", "identity", "reverse",
-    "gather", "gather_along_axis", "gather_nd", "cast",
-})
-"Ops whose result elements are elements of x, perhaps in another dtype."
 
 
 def bound_magnitude(var: Var) -> float | None:
@@ -56,19 +49,10 @@ def infer_interval(var: Var, depth: int = _MAX_DEPTH) -> Interval | None:
         return None
     if op.op_type in _FIXED_INTERVALS:
         return _FIXED_INTERVALS[op.op_type]
-    if op.op_type in _POSITION_OPS and (op.op_type != "topk" or var is not op.outputs[0]):
-        return _bound_positions(op)
     if op.op_type in _RANGE_PRESERVING_OPS:
         return (0.0, 1.0) if op.x.dtype == types.bool else infer_interval(op.x, depth - 1)
     rule = _BOUND_FUNCTIONS.get(op.op_type)
     return None if rule is None else rule(op, depth - 1)
-
-
-def follow_elements(var: Var) -> Var:
-    """Follow `var` to the first Var of a chain of ops that only move or select elements, or cast them."""
-    while var.op is not None and var.op.op_type in _SELECTING_OPS and not is_opaque(var.op):
-        var = var.op.x
-    return var
 
 
 def _compute_const_interval(var: Var) -> Interval | None:
@@ -83,12 +67,6 @@ def _compute_const_interval(var: Var) -> Interval | None:
 def _join_intervals(*intervals: Interval | None) -> Interval | None:
     known = [each for each in intervals if each is not None]
     return (min(low for low, _ in known), max(high for _, high in known)) if len(known) == len(intervals) else None
-
-
-def _bound_positions(op: Operation) -> Interval | None:
-    """Bound positions along a static axis."""
-    extent = op.x.shape[int(op.axis.val)]
-    return None if is_symbolic(extent) else (0.0, float(max(extent - 1, 0)))
 
 
 def _bound_clip(op: Operation, depth: int) -> Interval | None:

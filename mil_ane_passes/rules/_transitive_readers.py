@@ -8,14 +8,15 @@ from coremltools.converters.mil.mil import Operation, Var, types
 
 from ..ir.query import get_consumers
 
-__all__ = ["find_transitive_readers", "is_integer_or_bool"]
+__all__ = ["DATA_MOVEMENT_OPS", "find_transitive_readers", "is_integer_or_bool"]
 
 _MAX_VALUES_FOLLOWED = 64
 "Most values that are followed."
-_DATA_MOVEMENT_OPS = frozenset({
+DATA_MOVEMENT_OPS = frozenset({
     "cast", "expand_dims", "squeeze", "reshape", "transpose", "slice_by_index", "slice_by_size", "split", "concat",
     "stack", "tile", "identity", "gather",
 })
+"Ops whose results are elements of their operands."
 
 
 def is_integer_or_bool(var: Var) -> bool:
@@ -29,7 +30,7 @@ def find_transitive_readers(var: Var, carries: Callable[[Operation], bool] | Non
     Without `carries`, the ops that move integers or bools carry.
     """
     carries = carries or (
-        lambda op: op.op_type in _DATA_MOVEMENT_OPS and all(is_integer_or_bool(out) for out in op.outputs)
+        lambda op: op.op_type in DATA_MOVEMENT_OPS and all(is_integer_or_bool(out) for out in op.outputs)
     )
     found: dict[Operation, None] = {}
     pending, visited = [var], {var}

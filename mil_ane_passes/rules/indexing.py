@@ -11,13 +11,14 @@ from coremltools.converters.mil.mil import Builder, Function, Operation, Program
 
 from ..ane.op_support import BEFORE_M4, M1_TO_M5, find_dynamic_inputs
 from ..ane.partitions import iterate_rows_by_function
-from ..ir.query import get_consumers, is_compressed, is_const, is_used
+from ..ir.integer_bounds import can_hold_integers, find_integer_bounds
+from ..ir.query import get_consumers, is_compressed, is_const, is_symbolic, is_used
 from ..passes.contract import Community, Example, Hit, Miss, PlanRule, Rule, Severity, Vendor
 from ..passes.evidence import cite_2020_layer_list, cite_m1_gpt_notes, cite_m4_study, cite_private_route
 from ..passes.examples import build_program, make_example, make_weight
 from ..passes.plan import Plan
 from ._plan_rules import format_op_name
-from ._transitive_readers import find_transitive_readers
+from ._transitive_readers import DATA_MOVEMENT_OPS, find_transitive_readers, is_integer_or_bool
 from ._unsupported_ops import format_chips, is_any_admitted, make_unsupported_hit
 
 _OTHER_GATHERS = ("gather_nd", "gather_along_axis")
@@ -452,6 +453,92 @@ def _build_topk_gather() -> Program:
         return result
 
     return build_program(build_body, x=(4, 8))
+
+
+class NarrowedIds(Rule):
+    """Ids are cast to 16 bits, and then select rows of a table with more rows than 16 bits can count.
+
+    why     coremltools' pass add_int16_cast casts int32 operands of squeeze, gather and topk to int16 at float16 and
+            for iOS17, whatever their values are. A token id of 40,000 becomes -25,536 and selects another row. In one
+            report such a cast did not change the value on a Mac, so that the result may depend on the backend.
+    when    A cast of int32 to int16 or uint16 whose result reaches the indices of a gather, also through ops that move
+            elements, casts, and the wrapping of negative indices, if the table has more than 32,768 rows (int16) or
+            65,536 (uint16), and the values before the cast may be larger.
+    fix     Convert with mil_ane_passes.convert, or remove common::add_int16_cast from the pass pipeline: the ids stay
+            int32.
+    """
+
+    code, slug = "ANE323", "ids-cast-to-16-bits"
+    severity = Severity.WRONG
+    roots = ("cast",)
+    confidence = "medium"
+    advice = "Convert with mil_ane_passes.convert, or without the pass common::add_int16_cast."
+    evidence = (
+        Community(
+            "the x of a gather is cast from int32 to int16, which should overflow; the reporter's prediction did not",
+            source="https://github.com/apple/coremltools/issues/2222",
+            date="2024-05-16",
+        ),
+        Community(
+            "a pass pipeline that keeps int32 data out of add_int16_cast: only constants and indices of a bounded axis "
+            "are narrowed",
+            source="https://github.com/kasper0406/stablehlo-coreml/pull/107",
+            date="2026-09-08",
+        ),
+    )
+
+    def match(self, op: Operation) -> Hit | Miss:
+        kind = op.outputs[0].dtype
+        if op.x.dtype != types.int32 or kind not in _LARGEST_OF_16_BITS:
+            return Miss(op, "is no cast of int32 to 16 bits", near=False)
+        rows, largest = _count_selected_rows(op.outputs[0]), _LARGEST_OF_16_BITS[kind]
+        if rows <= largest + 1:
+            return Miss(op, "selects no row beyond 16 bits", near=False)
+        if can_hold_integers(kind, find_integer_bounds(op.x)):
+            return Miss(op, "its values fit 16 bits")
+        return Hit(op, note=f"the ids select one of {rows:,} rows, and {types.builtin_to_string(kind)} ends at "
+                            f"{largest:,}")
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("squeezed ids", lambda: _build_narrowed_lookup(40_000))
+        yield Example("more than uint16", lambda: _build_narrowed_lookup(70_000, "uint16"))
+        yield Example("a small table", lambda: _build_narrowed_lookup(32_768),
+                      reason="selects no row beyond 16 bits")
+        yield Example("a table that uint16 counts", lambda: _build_narrowed_lookup(40_000, "uint16"),
+                      reason="selects no row beyond 16 bits")
+        yield Example("few values", lambda: _build_narrowed_lookup(40_000, least=100),
+                      reason="its values fit 16 bits")
+
+
+_LARGEST_OF_16_BITS = {types.int16: 32_767, types.uint16: 65_535}
+
+
+def _count_selected_rows(indices: Var) -> int:
+    """Count the rows of the largest table that a gather selects from by these indices; 0 without any."""
+    def carries(op: Operation) -> bool:
+        return op.op_type in (*DATA_MOVEMENT_OPS, "select", "add") and is_integer_or_bool(op.outputs[0])
+
+    found = 0
+    for op in find_transitive_readers(indices, carries):
+        if op.op_type in ("gather", "gather_along_axis") and is_const(op.axis):
+            extent = op.x.shape[int(op.axis.val)]
+            found = max(found, 0 if is_symbolic(extent) else int(extent))
+    return found
+
+
+def _build_narrowed_lookup(rows: int, dtype: str = "int16", least: int | None = None) -> Program:
+    """Build what coremltools makes of `table(ids.squeeze(1))`, with at most `least` different ids."""
+    def build_body(ids: Var) -> Var:
+        ids = ids if least is None else Builder.mod(x=Builder.maximum(x=ids, y=np.int32(0)), y=np.int32(least))
+        narrow = Builder.squeeze(x=Builder.cast(x=ids, dtype=dtype), axes=[1])
+        wide = Builder.cast(x=narrow, dtype="int32")
+        wrapped = Builder.add(x=wide, y=np.int32(rows))
+        wide = Builder.select(cond=Builder.greater_equal(x=wide, y=np.int32(0)), a=wide, b=wrapped)
+        table = Builder.const(val=np.zeros((rows, 1), np.float16))
+        result: Var = Builder.gather(x=table, indices=wide, axis=0, name="y")
+        return result
+
+    return build_program(build_body, dtype=types.int32, ids=(1, 1, 4))
 
 
 class TopkInTheMiddle(PlanRule):

@@ -1,7 +1,7 @@
 """Integers that coremltools narrows to 16 bits though they may not fit: ids above 32767 and sizes of long inputs.
 
-At float16 and for iOS17, the pass `add_int16_cast` casts int32 operands of `gather`, `squeeze` and `topk` to int16, also
-where nothing is known about their values. An id of 40000 becomes -25536 then, and a flexible input of 40,000 samples
+At float16 and for iOS17, the pass `add_int16_cast` casts int32 operands of `gather`, `squeeze` and `topk` to int16, if
+nothing is known about their values. An id of 40000 becomes -25536 then, and a flexible input of 40,000 samples
 gets outputs of another size. Here an operand stays int32, unless a bound on its values fits: ids that select a row of a
 table of at most 32,768 rows, sizes up to the upper end of a `RangeDim`, positions along a static axis.
 """
@@ -19,7 +19,8 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Function, Operation, Var, types
 
 from ...equivalence.input_domains import infer_input_domains
-from ...ir.bounds import Interval, follow_elements, infer_interval
+from ...equivalence.interval_propagation import Interval
+from ...ir.integer_bounds import can_hold_integers, find_integer_bounds, follow_integers
 from ...ir.query import is_symbolic
 from ...passes.examples import build_program
 from ...passes.severity import Severity
@@ -63,7 +64,9 @@ def _fits_int16(op: Operation, name: str) -> bool:
         return True  # coremltools looks at constants itself
     if name == "indices" and _find_largest_index(op, sizes) <= _INT16.max:
         return True
-    low, high = infer_interval(var) or _bound_source(follow_elements(var), sizes)
+    if can_hold_integers(types.int16, find_integer_bounds(var)):
+        return True
+    low, high = _bound_source(follow_integers(var), sizes)
     return low >= _INT16.min and high <= _INT16.max
 
 
