@@ -1,11 +1,13 @@
 """`where` of numbers, and ops on bools and ints without a lowering in coremltools: `x | y`, `x ^ y`, `x & 3`, `x << 2`.
 
+The type of a `where` of a flexible condition is that of its broadcast, which coremltools infers without the condition.
 A bitwise op of bools is the logical op. Of ints, `& (2^k - 1)` is the remainder by 2^k, and a shift is a product or a
 floored quotient by a power of two: exact in two's complement. Other bit patterns have no lowering.
 """
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -50,7 +52,20 @@ def where(context: Any, node: Any) -> None:
         shape = np.broadcast_shapes(*(operand.shape for operand in operands))
         operands = [_expand_to_shape(operand, shape) for operand in operands]
     condition, first, second = operands
+    if not _covers_shape(condition, first, second):
+        zeros = mb.mul(x=cast_to(condition, first.dtype), y=types.nptype_from_builtin(first.dtype)(0))
+        first = mb.add(x=zeros, y=first)
     add_result(context, node, mb.select(cond=condition, a=first, b=second, name=node.name))
+
+
+def _covers_shape(condition: Var, *chosen: Var) -> bool:
+    """Return whether the shapes of `chosen` alone are that of the result.
+
+    coremltools infers the type of a select from them, without the condition: of two numbers it would be a number.
+    """
+    sizes = list(zip_longest(*(reversed(var.shape) for var in chosen), fillvalue=1))
+    return condition.rank <= len(sizes) and all(
+        size == 1 or any(own != 1 for own in others) for size, others in zip(reversed(condition.shape), sizes))
 
 
 def _select_bools(condition: Var, first: Var, second: Var) -> Var:

@@ -453,6 +453,20 @@ def test_repeated_bags(mode: str, frontend: str) -> None:
     check(model, torch.tensor([0, 1, 2, 0, 4, 4]), frontend=frontend)
 
 
+# `where` of numbers by a flexible condition has the shape of the condition.
+@pytest.mark.parametrize("frontend", FRONTENDS)
+@pytest.mark.parametrize("chosen", [(1, 0), (1.5, float("inf")), (torch.tensor(3), torch.tensor(4)),
+                                    (torch.arange(4), 7), (torch.randn(4), torch.randn(1, 4)), (True, False)], ids=str)
+def test_choosing_by_a_flexible_condition(chosen: tuple[Any, Any], frontend: str) -> None:
+    def choose(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = torch.where(x > 0, *chosen)
+        return y, y.sum(), y.unsqueeze(0), torch.cat([y, y], 0), y.amax(1) if y.dtype != torch.bool else y[:, 0]
+
+    if frontend == "script":
+        pytest.skip("a script has no closures")
+    check(choose, torch.randn(3, 4), frontend=frontend, flexible=[0], at=[(torch.randn(7, 4),)])
+
+
 # A tensor returned twice.
 def repeated_outputs_twice(x: torch.Tensor) -> list[torch.Tensor]:
     y = x + 1
