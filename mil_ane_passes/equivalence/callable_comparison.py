@@ -12,17 +12,18 @@ from typing import Any
 import numpy as np
 from coremltools.converters.mil.mil import Program, types
 
-from ..ir.query import iterate_ops
+from ..ir.query import get_static_shape, iterate_ops
 from ..passes.contract import Exactness
 from .callables import Caller, RejectedSizes
 from .comparison import Accuracy, OutputDifference, describe_worst_element, to_arrays
 from .coverage import find_outputs_without_numbers
 from .equivalence import Case, VerifyReport
-from .execution import Plan, Run, build_plans, check_runnable, execute_plans
+from .execution import Plan, Run, build_plans, build_shaped_plan, check_runnable, execute_plans
 
 __all__ = [
     "FP16_TOLERANCE",
     "FP32_TOLERANCE",
+    "build_example_plans",
     "compare_with_callable",
     "compare_within_tolerance",
     "get_default_tolerance",
@@ -70,11 +71,10 @@ def compare_with_callable(
     report = VerifyReport("equal", Exactness.ROUNDING, quirks=tuple(quirks), accuracy=accuracy,
                           tolerance=None if accuracy else share)
     report.notes += _describe_left_out(program, name, states, followed)
-    made = [
-        caller.fit_plan(_zero_other_states(plan, followed))
-        for plan in build_plans(program, seeds, describe, feeds)
-        if plan.function == name
-    ]
+    plans = [plan for plan in build_plans(program, seeds, describe, feeds) if plan.function == name]
+    if feeds is None:
+        plans += build_example_plans(program, name, caller.list_example_shapes(), describe)
+    made = [caller.fit_plan(_zero_other_states(plan, followed)) for plan in plans]
     runs = execute_plans(program, made, (precision,), lambda text: progress(f"program, {text}"), quirks).runs
     for number, run in enumerate(runs, 1):
         if run.error:
@@ -93,6 +93,15 @@ def compare_with_callable(
         report.status = "different"
     report.leave_open("", find_outputs_without_numbers(program, (run for run in runs if not run.error)))
     return report
+
+
+def build_example_plans(
+    program: Program, name: str, shapes: Sequence[tuple[int, ...]] | None, describe: Callable[[str], Any]
+) -> list[Plan]:
+    """Make a run with the shapes of an exported module's example, if the function has flexible inputs."""
+    function = program.functions[name]
+    flexible = any(get_static_shape(var) is None for var in function.inputs.values())
+    return [build_shaped_plan(program, name, shapes, describe, "the export's")] if shapes and flexible else []
 
 
 def _describe_left_out(program: Program, name: str, states: Sequence[str], followed: Sequence[str]) -> list[str]:

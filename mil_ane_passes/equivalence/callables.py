@@ -53,6 +53,7 @@ class Caller:
         if training:
             raise InputError(f"the module {training[0]} is in training mode, in which dropout and batch norm compute "
                              "something else; call its eval() first")
+        self._exported = exported
         self._leaves = [] if exported is None else _list_exported_leaves(exported)
         self._constant_results = () if exported is None else _find_constant_results(exported)
         self._by_name = self._named_inputs()
@@ -81,6 +82,20 @@ class Caller:
         """Return the states in `names` that are buffers of the module; a dot in a buffer's name may be an underscore.
         """
         return [name for name in names if name in self._get_buffers()]
+
+    def list_example_shapes(self) -> list[tuple[int, ...]] | None:
+        """List the shapes of the inputs, in order, with which a module was exported: its guards accept them.
+
+        None for other callables, and where the example is not stored. A scalar is an array of one element.
+        """
+        example = getattr(self._exported, "example_inputs", None)
+        if example is None or self._torch is None:
+            return None
+        leaves = self._torch.utils._pytree.tree_leaves(example)
+        shapes = {name: tuple(leaf.shape) or (1,) for (name, _), leaf in zip(self._leaves, leaves) if name is not None}
+        rest = iter([shape for name, shape in shapes.items() if name not in self._inputs])
+        return [shapes[name] if name in shapes else next(rest) for name in self._inputs] \
+            if len(shapes) == len(self._inputs) else None
 
     def fit_plan(self, plan: Plan) -> Plan:
         """Return a plan whose sampled feeds and states the module can hold as well.

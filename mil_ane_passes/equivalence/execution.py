@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
-from coremltools.converters.mil.mil import Block, Program
+from coremltools.converters.mil.mil import Block, Program, types
 
 from ..ir.query import get_pipeline_functions
 from ..runtime.feeds import read_stored_feeds
@@ -221,6 +221,16 @@ def build_plans(
             drawn = make_feeds(function, choice, number, description)
             made.append(Plan(name, label, drawn, make_state(function, number)))
     return made
+
+
+def build_shaped_plan(
+    program: Program, name: str, shapes: Sequence[tuple[int, ...]], describe: Callable[[str], Any], label: str
+) -> Plan:
+    """Make a run of a function with drawn inputs of these shapes, in the order of its inputs."""
+    function, description = program.functions[name], describe(name)
+    fed = [each for each, var in function.inputs.items() if not types.is_state(var.sym_type)]
+    drawn = make_feeds(function, ShapeChoice(label, dict(zip(fed, shapes, strict=True))), 0, description)
+    return Plan(name, f"seed 0, {label} shapes", drawn, make_state(function, 0))
 
 
 def _build_user_plan(program: Program, name: str, describe: Callable[[str], Any], feeds: Mapping[str, Array]) -> Plan:

@@ -18,7 +18,11 @@ import coremltools as ct
 import numpy as np
 from coremltools.converters.mil.mil import Program
 
-from ..equivalence.callable_comparison import compare_within_tolerance, get_default_tolerance
+from ..equivalence.callable_comparison import (
+    build_example_plans,
+    compare_within_tolerance,
+    get_default_tolerance,
+)
 from ..equivalence.callables import Caller
 from ..equivalence.comparison import OutputDifference
 from ..equivalence.execution import Plan, build_plans, copy_state
@@ -113,7 +117,8 @@ class _ConversionCheck:
         """
         description = self._mlmodel.get_spec().description
         built = [*map(self._order_feeds, samples.plans(self._program, lambda name: description)),
-                 *build_plans(self._program, _SEED_COUNT, lambda name: description)]
+                 *build_plans(self._program, _SEED_COUNT, lambda name: description),
+                 *build_example_plans(self._program, "main", self._module.example_shapes, lambda name: description)]
         self._findings = _collect_numeric_findings(self._program, built, bool(samples))
         for finding in self._findings:
             _log.warning("check: %s", finding)

@@ -63,6 +63,8 @@ class TorchModelRunner:
         self.model = model
         self._caller = _make_caller(model, compiled, None)
         self._compiled = compiled
+        self.example_shapes = self._caller.list_example_shapes()
+        "The shapes with which an exported model was made, in the order of the inputs; None for other models."
         self.states = self._caller.states(compiled.states)
         "The program's states that the module has as buffers."
         owned = itertools.chain(model.parameters(), model.buffers())

@@ -450,3 +450,17 @@ def test_sizes_that_guards_of_an_export_exclude_are_left_out(caplog):
     assert "which the torch model rejects" in caplog.text and "Guard failed" in caplog.text
     found = ane.verify(exported, mlmodel)
     assert found.equal and any("its sizes are rejected" in note for note in found.notes)
+
+
+def test_the_sizes_of_an_export_are_among_those_checked():
+    """Guards exclude all sizes that the ends of the ranges and the default give."""
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            x = torch.nn.functional.pad(x, (0, (4 - x.shape[2] % 4) % 4, 0, (4 - x.shape[1] % 4) % 4))
+            return x.view(x.shape[0], x.shape[1] // 4, 4, x.shape[2]).mean(2)
+
+    exported = torch.export.export(Model().eval(), (torch.randn(1, 14, 20),),
+                                   dynamic_shapes=({1: torch.export.Dim.AUTO, 2: torch.export.Dim.AUTO},))
+    mlmodel = ane.convert(exported, minimum_deployment_target=ct.target.iOS16, check=True)
+    found = ane.verify(exported, mlmodel)
+    assert found.equal and [case.feeds for case in found.cases][-1] == "seed 0, the export's shapes"

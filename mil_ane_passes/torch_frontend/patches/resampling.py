@@ -106,7 +106,7 @@ def lower_scaled_resize(context: Any, node: Any) -> None:
     x, axes = bind_arguments(context, node, "input").input, _get_spatial_axes(kind)
     corners = kind in _CORNER_KINDS and bool(to_python(
         bind_arguments(context, node, "input output_size align_corners").align_corners, node, "align_corners"))
-    if corners or any(map(is_symbolic, x.shape[axes.start:])):
+    if corners or any(map(is_symbolic, x.shape[axes.start:])) or _is_size_computed(context, node):
         if kind not in _CORNER_KINDS:
             _check_flexible_scales(context, node, x, axes)
         try:
@@ -221,6 +221,12 @@ def _is_enlargement(context: Any, node: Any, x: Var, axes: range) -> bool:
         return False
     scales = bind_arguments(context, node, "input output_size align_corners scale_factors").scale_factors
     return scales is not None and is_constant(scales) and min(to_python(scales, node, "scale_factors")) >= 1
+
+
+def _is_size_computed(context: Any, node: Any) -> bool:
+    size = bind_arguments(context, node, "input output_size").output_size
+    return any(isinstance(each, Var) and not is_constant(each) for each in (
+        size if isinstance(size, list | tuple) else [size]))
 
 
 def _get_spatial_axes(kind: str) -> range:

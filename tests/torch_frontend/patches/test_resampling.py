@@ -143,3 +143,12 @@ def test_a_linear_resize_to_a_computed_size_needs_ios17() -> None:
 
     with pytest.raises(ValueError, match="Unable to map torch_upsample_bilinear"):
         check(resize, torch.randn(1, 2, 8, 12), flexible=[2, 3], target=ct.target.iOS16)
+
+
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+@pytest.mark.parametrize("mode", ["nearest", "bilinear"])
+def test_a_constant_table_takes_the_size_of_a_flexible_image(mode: str, frontend: str) -> None:
+    """As the position embeddings of vision transformers."""
+    table = torch.randn(1, 2, 4, 5)
+    check(lambda x: interpolate(table, size=x.shape[2:], mode=mode) + x, torch.randn(1, 2, 8, 12), frontend=frontend,
+          flexible=[2, 3], at=[(torch.randn(1, 2, 31, 5),)], atol=1e-4, target=ct.target.iOS17)
