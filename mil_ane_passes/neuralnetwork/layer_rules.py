@@ -121,7 +121,7 @@ def _find_broadcastable(layer: Any, view: NetworkView) -> str | None:
     return f"{kind} is a broadcastable layer" if kind in _BROADCASTABLE else None
 
 
-@layer_rule("NN102", "nd-layer", "Layers of Core ML 3 for any rank do not run on the ANE.",
+@layer_rule("NN102", "nd-layer", "ND layers (layers of Core ML 3 for tensors of any rank) do not run on the ANE.",
             cite_2020_layer_list("layers with ND in their name do not run on the ANE: ConcatND, SplitND, "
                                  "LoadConstantND and others; replace them by the classic ones"),
             confidence="low")
@@ -177,7 +177,7 @@ def _find_channel_broadcast(layer: Any, view: NetworkView) -> str | None:
     return "it broadcasts [C, 1, 1] over [C, H, W]" if small and large else None
 
 
-@layer_rule("NN108", "pooling-window-layer", "Windows of poolings over 13 and strides over 2 leave the ANE.",
+@layer_rule("NN108", "pooling-window-layer", "Poolings with a window over 13 or a stride over 2 leave the ANE.",
             cite_2020_layer_list("poolings with a window over 13 or a stride over 2 do not run on the ANE"))
 def _find_pooling(layer: Any, view: NetworkView) -> str | None:
     if get_layer_kind(layer) != "pooling" or layer.pooling.globalPooling:

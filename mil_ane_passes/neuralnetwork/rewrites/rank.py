@@ -99,7 +99,7 @@ def replace_softmax(layer: Any, view: NetworkView) -> Result:
 
 @rewrite_layer("loadConstantND", fixes="NN102")
 def replace_constant(layer: Any, view: NetworkView) -> Result:
-    """Replace a constant of rank 5 by the classic one; others are removed when layers store them."""
+    """Replace a constant of rank 5 by the classic one; others are removed if all their users can store them."""
     shape = tuple(int(size) for size in layer.loadConstantND.shape)
     if len(shape) != 5 or shape[:2] != (1, 1):
         return (f"a classic constant has the shape [1, 1, C, H, W], this one {format_shape(shape)}; it is removed if "

@@ -1,7 +1,8 @@
-"""Adaptive pools to one element along each axis that they change, of flexible sizes and in 3-D.
+"""Adaptive pools that reduce each pooled axis to one element, also of flexible size and in 3-D.
 
 coremltools lowers 2-D adaptive pools of flexible sizes to one element (a global pool) and rejects 1-D ones, pools along
-one of two axes, and all in 3-D. Here all of them are reductions; in 3-D, windows of one size are a pool.
+one of two axes, and all in 3-D. Here all of them are reductions; a 3-D one whose windows all have the same size is a
+plain pool.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ from .aliases import SYNONYMS
 
 PATCH = Patch(
     code="TORCH156",
-    title="complex tensors: most ops are not implemented or fail; `view_as_complex`, `polar`, `angle`, `1j` do",
+    title="most complex ops, such as `view_as_complex`, `polar`, `angle`, `1j`, are not implemented or fail",
     upstream=("https://github.com/apple/coremltools/issues/2130",),
 )
 _GRAPH_MODULE = "coremltools.converters.mil.frontend.torch.internal_graph"

@@ -1,6 +1,6 @@
 """Ops that coremltools does not support and that torch itself defines by others.
 
-Each is replaced by torch's own definition, see `..decomposition`.
+Each is replaced by torch's own definition (see `torch_frontend/decomposition.py`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Masks of huge finite numbers stay finite in fp16: `softmax(x + (1 - m) * finfo(float32).min)` is not NaN.
 
-coremltools' cast to fp16 makes -inf of a const of 1e38 or more, and 0 * -inf is NaN; an op with a smaller const beyond
-fp16's range (-1e9) stays in fp32, and its result becomes -inf when it is cast for the next op. A completely masked row
-is then all -inf, and its softmax NaN, where torch returns finite numbers. coremltools 9.1.dev1 makes -65504 of the
-const, which a score below -16 or a second mask makes -inf, too.
+coremltools' cast to fp16 turns a const of -1e38 or below into -inf, and 0 * -inf is NaN; an op with a smaller const
+beyond fp16's range (-1e9) stays in fp32, and its result becomes -inf when it is cast for the next op. A completely
+masked row is then all -inf, and its softmax NaN, where torch returns finite numbers. coremltools 9.1.dev1 turns the
+const into -65504; adding a score below -16 or a second mask gives -inf, too.
 
 No number above 65504 exists in fp16, so here a finite one becomes +-30000 (29000 below 1e30, which keeps the order of
 masks): far beyond any score, and two masks may be added to each other or to a score without overflow. Consts of 1e9 and
@@ -11,8 +11,8 @@ more become this number in ops that move, add, select or compare numbers. A prod
 beyond 65504 for every fp16 number except 0: it becomes sign(x) * +-30000, which is exactly 0 for 0. In all other ops
 the const and the op stay in fp32, as in coremltools, and results beyond 65504 become +-30000 when they are cast. Bounds
 (`clip`, `maximum`, `minimum`) and infinities, including coremltools' replacement 3.4e38 for one, are left to
-coremltools, or stay infinite where it makes 65504 of the replacement. Numbers within the range of fp16 are not changed,
-and neither is anything outside coremltools' fp16 pass.
+coremltools, or stay infinite where it turns the replacement into 65504. Numbers within the range of fp16 are not
+changed, and neither is anything outside coremltools' fp16 pass.
 
 The pass ane::finite_mask (ANE310) uses -1e4 for masks that only softmaxes read: six of those can be added in fp16. Here
 any op may read the const, comparisons too, and torch's own sum of such a mask and a score is the mask alone: +-30000 is

@@ -30,7 +30,7 @@ def probe() -> str | None:
     try:
         exir_utils._extract_outputs_from_exir_program(program)
     except ValueError as error:
-        return f"refused: {str(error).splitlines()[0]}"
+        return f"rejected: {str(error).splitlines()[0]}"
     return None
 
 

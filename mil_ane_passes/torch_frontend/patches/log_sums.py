@@ -1,8 +1,9 @@
 """`log_softmax` and `logcumsumexp` of any numbers: no sum of exponentials overflows, no probability becomes 0.
 
-coremltools computes the logarithm of a softmax, which has its minimum at -103.3 in fp32, log's floor, and the logarithm
-of a running sum of exponentials, which is infinite from 88 on. Here log_softmax(x) is d - log(sum(exp(d))) with d = x -
-max(x); a running log-sum-exp is made of pairs, max(a, b) + log(1 + exp(-|a - b|)), in log2(n) steps of slices.
+coremltools computes log_softmax as the logarithm of a softmax, which is never below -103.3 in fp32, and logcumsumexp as
+the logarithm of a running sum of exponentials, which is infinite from 88 on. Here log_softmax(x) is d -
+log(sum(exp(d))) with d = x - max(x); a running log-sum-exp is made of pairs, max(a, b) + log(1 + exp(-|a - b|)), in
+log2(n) steps of slices.
 """
 
 from __future__ import annotations

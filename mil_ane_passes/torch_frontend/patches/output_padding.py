@@ -1,4 +1,4 @@
-"""Transposed convolutions with more `output_padding` than `padding` on an axis, and any of it in 3-D.
+"""Transposed convolutions with more `output_padding` than `padding` on an axis, and all with `output_padding` in 3-D.
 
 torch extends the output by `output_padding` at the end and crops `padding` from both ends. coremltools pads the input
 by the difference instead, which adds a stride for each element: the output is silently too large. Without any padding,

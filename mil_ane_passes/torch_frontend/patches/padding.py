@@ -5,8 +5,8 @@ width is a slice. Circular padding is a concat of the far end, the tensor and th
 widths, one axis after the other. Integers and bools get blocks of the constant by concat. Reflection and repetition
 work on the last two axes only (Core ML rejects others when it loads the model): on the others the slices that torch
 repeats are concatenated. Widths that the model computes, as to pad to a multiple of a window, are blocks of the
-constant, too: Core ML's `pad` fails with them at run time (coremltools' `pad`, in a comment). All other cases are left
-to coremltools.
+constant, too: Core ML's `pad` fails with them at run time, according to a comment in coremltools. All other cases are
+left to coremltools.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`prelu` with one slope a channel after a linear layer, of any rank.
+"""`prelu` with one slope per channel after a linear layer, of any rank.
 
 MIL's prelu supports different slopes for rank 4 only; coremltools lifts rank 2 to rank 3, which is unsupported. Exact
 for every rank: prelu(x) = relu(x) - slope * relu(-x), with the slopes along axis 1. A single slope is `leaky_relu`.

@@ -1,8 +1,8 @@
 """`expand` and `view` to no dimensions give a tensor of rank 0; `broadcast_to` is `expand`.
 
-coremltools concatenates no sizes: "Concat got 0 values" (`expand_as` of two tensors of rank 0 is the same). A view of
-one element with no dimensions silently keeps those of its operand, so that later ops broadcast to other shapes. A
-traced `flatten` of rank 0 is rejected, and `broadcast_to` is not implemented.
+coremltools concatenates the sizes, which fails without any ("Concat got 0 values"), also for `expand_as` of two tensors
+of rank 0. A view of one element with no dimensions silently keeps those of its operand, so that later ops broadcast to
+other shapes. A traced `flatten` of rank 0 is rejected, and `broadcast_to` is not implemented.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`add`, `sub`, `rsub` with `alpha`, `addmm` and `baddbmm` with integers, `outer` and order of mixed dtypes.
+"""`add`, `sub`, `rsub` with `alpha`, `addmm` and `baddbmm` with integers, `outer` and comparisons of mixed dtypes.
 
 coremltools rejects `alpha` in a trace and ignores it in an exported program, where it is a keyword argument: the sum is
 wrong, silently. Here x + alpha * y is computed in torch's result type. `beta` and `alpha` of matrix products are passed

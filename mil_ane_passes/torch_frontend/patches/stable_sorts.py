@@ -2,8 +2,9 @@
 
 Core ML does not define the order in which `argsort` returns equal elements, so a stable order takes a second one: each
 element of the first order gets the number of its group of equal elements, counted from the front, and the integer keys
-group * size + index are sorted. No two are equal. They are exact as int32 up to the size below. Several NaN are not
-ordered among each other. With `stable=False` the lowering is coremltools' own.
+group * size + index are sorted. No two keys are equal, and they fit int32 for up to 32,768 elements; a larger static
+size is rejected. The order of several NaN among each other is undefined. With `stable=False` the lowering is
+coremltools' own.
 """
 
 from __future__ import annotations

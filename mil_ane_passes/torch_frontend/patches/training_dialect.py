@@ -1,8 +1,8 @@
 """The result of `torch.export.export` converts without `run_decompositions({})` by hand.
 
 Newer torch exports in the dialect TRAINING, which coremltools rejects with the advice to call that function. Here the
-converter calls it, on a new program, so that the user's object is not changed. Checks of a tensor's type by export
-(`_assert_tensor_metadata`), which coremltools supports from 9.0 on, become no op.
+converter calls it, on a new program, so that the user's object is not changed. The type checks that export inserts
+(`_assert_tensor_metadata`), which coremltools supports from 9.0 on, are removed.
 """
 
 from __future__ import annotations
