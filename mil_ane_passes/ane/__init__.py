@@ -1,9 +1,9 @@
 """Prediction of where each op of a program runs, at what cost, and in which segments.
 
-No Mac is needed, and nothing is run. Every rule is matched against every op to find the ops that are unsupported on
-the ANE of the target. The time of each op on the ANE and on the CPU is estimated as Core ML's segmenter does, and the
-cheapest partition is found as it does: 0.125 ms to enter an ANE segment, for each transition and for an output on the
-ANE.
+No Mac is needed, and nothing is run. Every rule is matched against every op to find the ops that are unsupported on the
+ANE of the target. The time of each op on the ANE and on the CPU is estimated as Core ML's segmenter does, and the
+cheapest partition is found as it does: entering an ANE segment, each transition and each output on the ANE cost 0.125
+ms.
 
 Everything is *predicted*. The cost laws, the limits and the tie rule were fitted to half of the published results of
 Core ML on one M4 (macOS 27.0.1). Agreement with that half does not show the accuracy on other data. The other half was

@@ -272,7 +272,7 @@ _MASKS_AT_RUN_TIME = Problem(
         cite_m4_study("one_hot and band_part are unsupported; comparisons, select and mul are accepted"),
         cite_private_route("one_hot and band_part have no equivalent on any generation"),
         cite_m1_gpt_notes(
-            "parts of a Pythia model that begin with band_part, of the causal mask, cannot run it on the ANE"
+            "in parts of a Pythia model band_part, which computes the causal mask, cannot run on the ANE"
         ),
     ),
 )

@@ -91,8 +91,8 @@ def _build_unknown_op() -> Program:
 class CustomLayer(BlockRule):
     """A custom layer runs on the CPU or GPU, depending on its implementation, but never on the ANE.
 
-    why     A custom layer is implemented by the app. It is on lists of layers that leave the ANE since 2020. The
-            support of an op that the installed coremltools cannot read is unknown.
+    why     A custom layer is implemented by the app. Lists of layers that leave the ANE have included it since 2020.
+            For an op that the installed coremltools cannot read, support is unknown.
     when    custom_layer. As a guess, ops that this version of coremltools does not know, or whose inputs it rejects.
     fix     Implement the layer with Core ML ops (a composite op in the converter), or split the model before and after
             it, at the values in the finding. Unknown op: use a newer coremltools.

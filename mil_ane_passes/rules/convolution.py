@@ -327,8 +327,8 @@ class CompileTraps(Rule):
             prime factors other than 2 and 3 hang or take half a minute in one report; an M4 accepted all strides from 2
             to 8.
     when    An fp16 conv with a kernel of 14 to 16 on both axes; with kernel 12 and stride 6 on a length of 18001 or
-            more; with such a stride if ANE314 does not match: dilated, of dynamic size, of rank 5, or with a computed
-            or compressed weight.
+            more; with a stride that has other prime factors than 2 and 3, if ANE314 does not match the conv because it
+            is dilated, of dynamic size, of rank 5, or has a computed or compressed weight.
     fix     ane::split_wide_conv replaces it by two convs with half the kernel on shifted inputs, which are added, or
             moves the windows of a strided conv to channels: these compile normally. For the strides,
             ane::factor_conv_stride{form=slice} computes stride 1 and keeps every s-th element.

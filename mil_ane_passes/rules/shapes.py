@@ -179,8 +179,8 @@ def _build_window_partition(*shape: int) -> Program:
 class MatmulInnerDimension(Rule):
     """The inner dimension of a matmul exceeds the ANE's kernel memory.
 
-    why     Core ML's message on an M4: two bytes per element of the inner dimension must fit 65536. On a private route
-            the limit is 16384 on M1 and M2.
+    why     Core ML's message on an M4: the inner dimension, at two bytes per element, must fit into 65536 bytes. On a
+            private route the limit is 16384 on M1 and M2.
     when    matmul of two computed values. A constant operand and linear were not measured.
     fix     Split the inner dimension: slices of both operands, one matmul each, and adds (different rounding).
     """
@@ -242,8 +242,8 @@ class FlexibleShapes(PlanRule):
             CPU; a measurement shows 0 % on the ANE for them. Enumerated shapes should all be able to run there, and do
             in some reports, but not in others (an A13 with fp16, a model with layer norm, one run of two at 2 %). From
             iOS 17.4 on, with the hint reshapeFrequency = infrequent, Core ML optimises again for each new shape.
-    when    Each input with a dimension that is not fixed, at its first user. The package has the kind (range or
-            enumeration), a program in memory does not. The support of ops is predicted for the default shape.
+    when    Each input with a dimension that is not fixed, at its first user. A package states whether its shapes are
+            ranges or enumerations, a program in memory does not. The support of ops is predicted for the default shape.
     fix     Fix the shape and pad to the largest; or enumerate the shapes (EnumeratedShapes); or make one function per
             shape (multifunction models, iOS 18); or set the hint if the shape rarely changes.
     """
@@ -366,8 +366,8 @@ class OldBroadcast(BlockRule):
             "and select are accepted with every broadcast"
         ),
         Community(
-            "a pass that takes tiles out, so that ops broadcast, gets them back on the ANE; the model with all "
-            "units allowed became slower for it (24.6 to 31.8 ms)",
+            "a pass that removes tiles, so that ops broadcast, moves them back to the ANE; with all compute "
+            "units allowed the model became slower (24.6 to 31.8 ms)",
             chip="M4",
             source="https://github.com/kasper0406/stablehlo-coreml/issues/105",
         ),

@@ -29,9 +29,10 @@ class ArgmaxByMax(Rewrite):
     when    A cast to fp16 or fp32 of reduce_argmax or reduce_argmin over at most 1024 elements of fp16, if all users of
             the index are such casts. An index that the model returns in int32 is skipped, because it needs an
             unsupported cast.
-    exact   bitwise, the first of equal elements: the minimum of the keys i - n at a NaN (the largest and the smallest
-            value, as in PyTorch), i where x is reduce_max(x), and n elsewhere, for indices i from 0 to n - 1; n is
-            added if the minimum is negative. All keys are integers up to 2048.
+    exact   bitwise: the first of equal elements, as before. Each index i from 0 to n - 1 gets a key: i - n if the
+            element is NaN (the largest and also the smallest value, as in PyTorch), i if it is equal to reduce_max(x),
+            otherwise n. The result is the minimum of the keys, plus n if it is negative. All keys are integers of
+            magnitude up to 2048.
     cost    seven elementwise ops on x, five on the result (and a cast, to fp32) and two reductions, for a reduction
             and a cast.
 

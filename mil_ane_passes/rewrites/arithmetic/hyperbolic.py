@@ -20,11 +20,11 @@ class Hyperbolic(ElementaryRewrite):
     why     Core ML on an M4 rejects sinh and cosh, and so does the ANE's compiler on M1 to M5 when queried without Core
             ML. exp and tanh are supported.
     when    sinh and cosh of fp16 values.
-    exact   rounding: with e = exp(|x| / 2) and u = e / 2 e, cosh x = u + 1 / (4 u) and sinh x = tanh x cosh x. Unlike
+    exact   rounding: with e = exp(|x| / 2) and u = e / 2 * e, cosh x = u + 1 / (4 u) and sinh x = tanh x cosh x. Unlike
             in (exp(x) - exp(-x)) / 2 nothing cancels near 0, and nothing is infinite before the result is (exp is from
             11.1 on, sinh and cosh from 11.8). Over all fp16 numbers cosh is within 2.07 units in the last place
-            (relative 1.7e-3), sinh within 3.27 (2.1e-3 of what is not subnormal). This counts roundings only: where
-            the device's tanh is off, sinh is.
+            (relative 1.7e-3), sinh within 3.27 (2.1e-3 of what is not subnormal). These numbers count rounding only: an
+            error of the device's tanh adds to that of sinh.
     cost    seven ops for cosh, nine for sinh.
 
     before

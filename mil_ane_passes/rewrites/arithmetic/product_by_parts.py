@@ -21,12 +21,12 @@ class ProductByParts(Rewrite):
     why     Core ML on an M4 rejects reduce_prod, and so does the ANE's compiler on M1 to M5 when queried without Core
             ML. split and mul are supported.
     when    reduce_prod of fp16 values over a static number of at most `max_parts` elements. Other axes may be symbolic.
-    exact   rounding: of n elements n - 1 products are rounded, each by half a unit in the last place: up to
-            (n - 1) / 2048 of the result, 0.34 % of a product of 8 (in 20000 draws between 0.5 and 2 at most 0.20 %).
-            Signs, zeros, NaN and infinities among the elements count as before. A partial product above 65504 is
-            infinite, and one below 2^-14 loses bits (2^-25 is 0), even where later elements bring the whole back; 0
-            times such an infinity is NaN. No magnitude above 1 rules out the first, none below 1 the second.
-    cost    floor(log2 n) splits along each axis and as many to twice as many products, on data that halves each time.
+    exact   rounding: of n elements n - 1 products are rounded, each by half a unit in the last place: up to (n - 1) /
+            2048 of the result, 0.34 % of a product of 8 (in 20000 draws between 0.5 and 2 at most 0.20 %). Signs,
+            zeros, NaN and infinities among the elements count as before. A partial product above 65504 is infinite, and
+            one below 2^-14 loses bits (2^-25 is 0), even if the entire product is in range; 0 times such an infinity is
+            NaN. The first cannot happen if no magnitude is above 1, the second if none is below 1.
+    cost    floor(log2 n) splits along each axis, and one to two products per split; the data halves with each split.
 
     before
         %y: fp16[2] = reduce_prod(x=%x, axes=[-1])

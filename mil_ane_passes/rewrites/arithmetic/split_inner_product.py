@@ -23,9 +23,9 @@ from .._weights import find_slicing_obstacle, split_evenly
 class SplitInnerProduct(Rewrite):
     """Split a matmul or linear along a long inner dimension: slices of both operands, one product each, and adds.
 
-    why     Core ML's message on an M4: two bytes per element of the inner dimension must fit 65536; 32768 pass, 49152
-            do not. On a private route the limit is 16384 on M1 and M2; there the operand itself is too long for the
-            ANE, so a split does not help.
+    why     Core ML's message on an M4: the inner dimension, at two bytes per element, must fit into 65536 bytes; 32768
+            elements pass, 49152 do not. On a private route the limit is 16384 on M1 and M2; there the operand itself is
+            too long for the ANE, so a split does not help.
     when    fp16; the inner dimension is static, and every generation of the target rejects it or the operand. A
             constant operand is split, too, and stored again up to `max_bytes` if it has other users; compressed
             operands are skipped. The limit was measured for two computed operands only.
@@ -53,7 +53,7 @@ class SplitInnerProduct(Rewrite):
     evidence = collect_evidence("matmul-inner")
 
     max_parts: int = 8
-    "The most parts that one product is split into."
+    "Maximum number of parts of one product."
     max_bytes: int = 1 << 24
     "Maximum additional weight bytes for one op, if another op uses the entire constant operand."
     always: bool = False

@@ -84,7 +84,7 @@ class SplitLinearInner(Rewrite):
     inner: int = 2048
     "Maximum number of inputs of a part."
     max_parts: int = 16
-    "The most parts that one product is split into."
+    "Maximum number of parts of one product."
     max_bytes: int = 1 << 24
     "Maximum additional weight bytes for one op, if another op uses the entire weight."
     always: bool = False

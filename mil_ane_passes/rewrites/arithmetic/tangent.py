@@ -23,8 +23,8 @@ class Tangent(ElementaryRewrite):
     when    tan of fp16 values, if all chips of the target (with `always`: one of them) are M3 or newer.
     exact   rounding: sin x / cos x; no fp16 number is near enough to a pole to make the cosine zero. Over all fp16
             numbers the result is within 1.64 units in the last place (relative 1.1e-3 of what is not subnormal).
-            Infinities give NaN, as before. This counts roundings only: near the poles an error in the device's cosine
-            counts many times.
+            Infinities give NaN, as before. These numbers count rounding only: near the poles an error of the device's
+            cosine is amplified.
     cost    three ops for one.
 
     before

@@ -64,9 +64,9 @@ class TriangleCumsum(Rewrite):
     fixes = (Cumsum,)
     stage = "decompose"
     exactness = Exactness.ROUNDING
-    bound = "2^-11 of the sum of magnitudes up to there for each conv, a triangle half a unit in the last place. " \
-            "Normal draws, share of the largest sum: 5.9e-4 for 16 elements, 4.6e-4 for 128, 6.7e-4 for 1024, " \
-            "8.7e-4 for 8192; one rounding 3.7e-4, 2.7e-4, 3.7e-4, 4.4e-4"
+    bound = "for each conv 2^-11 of the sum of magnitudes up to that position; for a triangle half a unit in the " \
+            "last place. Measured on normal draws, relative to the largest sum: 5.9e-4 for 16 elements, 4.6e-4 for " \
+            "128, 6.7e-4 for 1024, 8.7e-4 for 8192; with a single rounding 3.7e-4, 2.7e-4, 3.7e-4, 4.4e-4"
     preset = "full"
     roots = ("cumsum",)
     evidence = (

@@ -29,13 +29,14 @@ class ChannelsFirstBlock(BlockRewrite):
 
     why     Apple's layout of transformers for the ANE: the sequence on the last axis, linears as 1x1 convs, one einsum
             per head. Measured in favour: an audio encoder 11.61 -> 7.60 ms (M4 Max, partly by where ops run), Whisper
-            tiny 29.4 -> 23.2 ms (M2 Ultra), and 33.6 -> 11.2 ms across two runtimes. Measured contradicts it: linears
-            and 1x1 convs of a language model alike within 2 % (Mac), and 5 to 7 times slower in a bundle with other
-            changes that left the ANE (A19 Pro). The latency model, which charges both alike, sees no gain.
-    when    By name only, for that reason: measure both. A region of static size with at least `least` linears and an
-            attention: linear, layer_norm over the channels, elementwise ops, sums with constants per channel or
-            position, and decomposed attention (reshape, transpose, matmul, scale, constant mask, softmax, matmul). At
-            most `max_ends` values enter or leave it.
+            tiny 29.4 -> 23.2 ms (M2 Ultra), and 33.6 -> 11.2 ms across two runtimes. Measured against it: in a language
+            model on a Mac linears and 1x1 convs were equally fast within 2 %, and together with other changes, which
+            moved ops off the ANE, this layout was 5 to 7 times slower (A19 Pro). The latency model, which charges both
+            alike, sees no gain.
+    when    By name only, because measurements contradict one another: measure both layouts. A region of static size
+            with at least `least` linears and an attention: linear, layer_norm over the channels, elementwise ops, sums
+            with constants per channel or position, and decomposed attention (reshape, transpose, matmul, scale,
+            constant mask, softmax, matmul). At most `max_ends` values enter or leave it.
     exact   rounding: the same products, added in a different order; weights are views of the same bytes.
     cost    a transpose at each end, and ops per head: splits, two einsums, a softmax. Constants of the size of the
             sequence are stored transposed.

@@ -29,9 +29,9 @@ class DecomposeAttention(Rewrite):
     when    fp16, with heads of static width; a mask of fp16 or bool, not larger than the scores. By name only, because
             the limit is unknown.
     exact   rounding: scores, weights and sums are rounded once each, as in coremltools' own decomposition for iOS17.
-            The queries are scaled: 1 / sqrt(E) by one fp16 number where E is a power of 4, else by two whose product is
-            within 5e-6 of it. A boolean mask replaces scores by -40000, so that an entirely masked row gives the mean
-            of the values instead of NaN.
+            The queries are multiplied by 1 / sqrt(E), E being the width of a head: by one fp16 number if E is a power
+            of 4, otherwise by two whose product is within 5e-6 of it. A boolean mask replaces scores by -40000, so that
+            an entirely masked row gives the mean of the values instead of NaN.
     cost    the scores are written to memory: queries * keys * heads numbers.
 
     before

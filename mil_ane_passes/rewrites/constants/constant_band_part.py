@@ -54,7 +54,7 @@ class ConstantBandPart(Rewrite):
     )
 
     longest: int = 0
-    "The most rows or columns of a matrix of dynamic size, up to 2048; 0 skips such matrices."
+    "Maximum number of rows or columns of a matrix of dynamic size, up to 2048; 0 skips such matrices."
     max_bytes: int = 4 << 20
     "Maximum bytes of one mask."
 

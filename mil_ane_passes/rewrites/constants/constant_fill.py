@@ -38,13 +38,13 @@ _MAX_READERS = 64
 class ConstantFill(BlockRewrite):
     """Replace fill and fill_like by a constant: of one element if its users broadcast, otherwise of full size.
 
-    why     fill and fill_like were reported on the CPU only, and sizes of a fill that are computed from shapes are
-            integers, which certainly run there. An M4 supports fill_like; for fill nothing is known.
+    why     fill and fill_like were reported to run on the CPU only. Sizes that are computed from shapes are integers,
+            which are unsupported on the ANE in any case. An M4 supports fill_like; fill was not tried on it.
     when    If every user is elementwise and gets its shape from its other operand: one element, for any size. Static
             size: a constant. Dynamic size from the shapes of other values (fp16, fp32 or bool): a slice of such a
-            value, compared with itself by greater, which gives false, cast to zeros, plus the fill value. fill_like of
-            dynamic size, which an M4 supports, is rewritten so only with always=true or for older targets. Without
-            always=true fill_like is skipped unless the target includes older chips.
+            value, compared with itself by greater, which gives false, cast to zeros, plus the fill value. fill_like is
+            skipped if all chips of the target are M4 or newer, and in the dynamic form if one of them is; always=true
+            rewrites it for any target.
     exact   bitwise for any elements of the value that provides the size: infinities and NaN are not greater than
             themselves.
     cost    lower with one element; the constant's bytes, up to max_bytes; for dynamic sizes four ops on a slice per

@@ -29,15 +29,16 @@ from ._generated_constants import (
 
 
 class ConstantRange(BlockRewrite):
-    """Hold the numbers of range_1d in a constant; of a dynamic length, take the first of them.
+    """Replace range_1d by a constant, from which a slice takes the first numbers if the length is dynamic.
 
-    why     range_1d, which torch.arange becomes, runs on the CPU only, and with it the arithmetic on its integers.
+    why     range_1d, to which torch.arange is converted, runs on the CPU only, and so does the arithmetic on its
+            integers.
     when    start, end and step are constant; or, with `longest`, a range from 0 with step 1 whose end is the length of
             an axis of another value, and which is floating point or only cast to it. Ranges with numbers that their
             dtype rounds, and empty ranges, are skipped.
-    exact   bitwise. The first n of N numbers are obtained by a concat with n elements (of the value with that axis;
-            they are not used) and a slice without the last N elements: both have constant parameters, whereas a slice
-            with a computed end leaves the ANE. Results for axes longer than `longest` are wrong.
+    exact   bitwise. To take the first n of N numbers, a concat appends n elements of the value with that axis to the
+            constant, and a slice drops the last N elements, including these. Both ops have constant parameters, whereas
+            a slice with a computed end leaves the ANE. Results for axes longer than `longest` are wrong.
     cost    the constant; for a dynamic length a slice, a concat and a slice, and a cast if the length is that of an
             integer value.
 

@@ -30,10 +30,10 @@ class FoldConstants(BlockRewrite):
     why     int32 is unsupported on the ANE: each op on it runs on the CPU. Sizes from static shapes, unrolled counters
             and indices computed from constants are known at conversion.
     when    Ops whose result coremltools infers from constants and static shapes: integers, bools, and floats that are
-            only moved, or integers that a float represents. Results of float computations that round are skipped. Not
-            weights: compressed values are not decompressed, results have at most `max_bytes`, and are not larger than
-            their operands unless up to 4096 bytes. Ops whose result is an output of the model stay.
-    exact   bitwise: integers have one result.
+            only moved, or integers that a float represents. Results of float computations that round are skipped.
+            Weights are not folded: compressed values are not decompressed, a result has at most `max_bytes`, and a
+            result larger than its operands at most 4096 bytes. Ops whose result is an output of the model stay.
+    exact   bitwise: integer arithmetic does not round, and folded float ops do not either.
     cost    the bytes of the constants; ops without other users are removed.
 
     before

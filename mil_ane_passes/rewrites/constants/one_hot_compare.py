@@ -25,9 +25,9 @@ class OneHotCompare(BlockRewrite):
 
     why     one_hot is unsupported; equal and the cast of its bools are accepted. Only the cast of the int32 indices
             stays off the ANE, with one element per index.
-    when    A static size of up to 2048, and a result of rank 5 or less; vectors of fp16, fp32 or bool, or integers that
-            are only cast to floating point, as in torch's one_hot(...).float(); the cast is then merged. on_value and
-            off_value other than 1 and 0 if off + 1 * (on - off) is exact.
+    when    A static size of up to 2048, and a result of rank 5 or less, in fp16, fp32 or bool, or in integers whose
+            users only cast them to floating point, as in torch's one_hot(...).float(); this cast is then merged.
+            on_value and off_value may differ from 1 and 0 if off + 1 * (on - off) is exact.
     exact   bitwise for any indices: fp16 represents integers up to 2048, rounds larger ones to at least 2048, and a
             negative index matches no element, so that an index out of range gives no hot element, as before.
     cost    the cast of the indices, the comparison, and a cast of the result; size * 2 bytes. Values other than 1 and 0

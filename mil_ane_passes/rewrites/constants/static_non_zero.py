@@ -23,7 +23,7 @@ class StaticNonZero(Rewrite):
     when    x is constant with at least one nonzero element, because a constant without rows cannot be stored. Otherwise
             the number of rows depends on data, but ops on the ANE have static shapes: use a mask and select instead.
     exact   bitwise.
-    cost    4 bytes an axis for each element that is not zero.
+    cost    4 bytes per axis for each nonzero element.
 
     before
         %0: int32[3, 2] = non_zero(x=[[0.0, 3.0, 0.0], [1.0, 0.0, 2.0]])

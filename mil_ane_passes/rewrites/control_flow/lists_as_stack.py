@@ -76,7 +76,7 @@ class ListsAsStack(BlockRewrite):
     )
 
     max_parts: int = 1024
-    "The most rows of one list or tensor."
+    "Maximum number of rows of one list or tensor."
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
         if not any(op.op_type in _WRITE_OPS for op in block.operations):

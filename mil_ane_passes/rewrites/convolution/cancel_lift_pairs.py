@@ -16,7 +16,8 @@ from ._conv_1d_lifting import find_dummy_axis
 class CancelLiftPairs(Rewrite):
     """Cancel a squeeze and an expand_dims of the same axis.
 
-    why     A lifted op squeezes its output, and the next lifted op expands it again: two layout ops without effect.
+    why     A lifted op (a 1-D op computed as a 2-D one with a dummy axis) squeezes its output, and the next lifted op
+            expands it again: two layout ops without effect.
     when    squeeze of one axis (2 or 3) of a rank-4 value, followed by an expand_dims of the same axis. Other users of
             the squeezed value keep it.
     exact   bitwise: both ops only rename axes.

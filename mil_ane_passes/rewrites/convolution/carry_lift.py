@@ -42,17 +42,18 @@ _CarriedBuilder = Callable[[RewriteBuilder, Operation, _LiftedValues, int], Any]
 
 
 class CarryLift(BlockRewrite):
-    """Compute ops between lifted ops with the dummy axis, so that a region is expanded once and squeezed once.
+    """Keep the dummy axis of lifted ops in the ops between them, so that a region is expanded and squeezed once.
 
-    why     Each lifted op expands its input and squeezes its output. If only elementwise ops are between two of them,
-            these layout ops cancel: the ops between work equally on the longer shape.
+    why     Each lifted op (a 1-D op computed as a 2-D one with a dummy axis) expands its input and squeezes its output.
+            If only elementwise ops are between two of them, these layout ops cancel, because elementwise ops give the
+            same results with the dummy axis.
     when    Between lifted ops: element-wise ops, activations, binary ops with a const or with another lifted value
             (residual adds), batch_norm, pad and slices with constant parameters, concat, split, and 1-D convs that were
             not lifted themselves; all of rank 3. One operand that is not lifted (a mask) gets an expand_dims of its
             own. Only where the region ends up with fewer layout ops than it had.
     exact   bitwise: each op works element by element, or on the other axes only.
-    cost    a dummy last axis makes rows of one element, which the 64-byte row rule pads 32 times at fp16, also for the
-            values in between. One on axis 2 costs nothing.
+    cost    a dummy last axis makes rows of one element, which are padded to 64 bytes: 32 times their size in fp16, also
+            for the values in between. One on axis 2 costs nothing.
 
     before
         %0: fp16[1, 4, 8, 1] = relu(x=%x)
@@ -77,8 +78,8 @@ class CarryLift(BlockRewrite):
     )
 
     most_padded: int = 1 << 20
-    """Bytes that the padded rows of one region may add. A region carried with a last axis of one takes 32 times the
-    bytes, and the gains of other rewrites would hide that from the prediction."""
+    """Maximum bytes that the padded rows of one region add. A region with a last axis of one takes 32 times the bytes,
+    and the gains of other rewrites may hide this increase from the prediction."""
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
         for at in (3, 2):

@@ -19,9 +19,9 @@ class ExplicitConvTransposeShape(Rewrite):
 
     why     An output_shape that the pads do not imply is ambiguous: CPU_ONLY and ALL gave different outputs. ONNX
             Runtime declines it, and `same`, for Core ML.
-    when    pad_type same (same_lower), or an output_shape that is not what the pads (none for valid) imply.
-            coremltools' `add_conv_transpose_output_shape` writes one that they do imply, which is skipped. fp16 and
-            fp32: the report does not depend on the precision.
+    when    pad_type same (same_lower), or an output_shape that differs from the one that the pads (none for valid)
+            imply. The output_shape that coremltools' `add_conv_transpose_output_shape` adds is the implied one, which
+            is skipped. fp16 and fp32: the report does not depend on the precision.
     exact   bitwise with MIL's definition as interpreted by the reference runtime: output_shape sets the lengths, and
             the window begins at the pad in front (`same`: centered). A window that exceeds the full transposed
             convolution is skipped. ONNX centers the window for any output_shape; MIL's definition is ambiguous, and the

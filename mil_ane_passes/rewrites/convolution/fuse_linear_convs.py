@@ -58,17 +58,19 @@ class FuseLinearConvs(Rewrite):
             coremltools folds scales, batch_norm and added constants after a conv, and constants added after a linear,
             while it converts; it leaves scales and batch_norm after a linear, everything in front of a conv or linear,
             and convs that follow one another (the quant_conv of an autoencoder after its last 3x3).
-    when    fp16; the value between has no other users, and all users of the weight are rewritten alike.
-            compose: one of the kernels 1 without stride and padding, equal groups, neither more multiplications nor
-            more weights than before; the inner bias zero where the outer conv pads. after: mul, add, sub, real_div by
-            a constant for each channel or all, batch_norm; a constant factor passes reshapes and transposes. before:
-            the same in front, through a reflecting or repeating pad, too; a shift only where nothing is padded with
-            zeros. Not: compressed weights, which would have to be decompressed; powers of two that
+    when    fp16; the value between has no other users, and all users of the weight are rewritten alike. compose: two
+            convs or two linears, if one conv has kernel 1 without stride and padding, groups are equal, and neither
+            multiplications nor weights increase; the inner bias must be zero if the outer conv pads. after: a mul, add,
+            sub or real_div by a constant for each channel or all of them, or a batch_norm, after a conv or linear; a
+            factor that is one number may follow reshapes and transposes of the result. before: the same in front of a
+            conv or linear, also through a reflecting or repeating pad; a shift only if nothing is padded with zeros.
+            Skipped: compressed weights, which would have to be decompressed, and powers of two that
             ane::bounded_accumulation adds to a product.
-    exact   rounding: weight and bias are computed in float64 and rounded once, so each weight is off by half a unit;
-            the value between is not rounded any more. As |A B| <= |A| |B|, the first moves a result by no more than
-            the second did, while weights are above 2^-14, where fp16 has all its bits; below, both are compared. Not
-            where rounding the weights would move more, or leaves fp16.
+    exact   rounding: weight and bias are computed in float64 and rounded once, so each weight is off by up to half a
+            unit in the last place, whereas the value between is no longer rounded. As |A B| <= |A| |B|, rounding the
+            weights moves a result by no more than rounding the value between did, if weights are above 2^-14, where
+            fp16 has its full precision; below, both errors are compared. Skipped if rounding the weights has the larger
+            error, or if a weight or bias exceeds fp16.
     cost    none: fewer ops, MACs and weights. A bias is added where there was none.
 
     before
@@ -82,7 +84,7 @@ class FuseLinearConvs(Rewrite):
     stage = "numerics"
     after = ("scaled_rms_norm", "representable_epsilon", "split_conv_transpose_bias")
     exactness = Exactness.ROUNDING
-    bound = ("each weight half a unit in the last place, which moves results by 2^-11 of the largest where signs are "
+    bound = ("half a unit in the last place of each weight, which moves results by 2^-11 of the largest if signs are "
              "mixed; 2^-9 is allowed")
     preset = "full"
     moves = 2.0**-9

@@ -27,8 +27,8 @@ class LiftConv1d(Rewrite):
     exact   bitwise: the dummy axis has kernel 1, stride 1 and no padding; the weight is a view of the same bytes.
     undone  axis=2 by coremltools' `common::compose_conv1d` (a second run of its default pipeline); axis=-1 by no pass.
             `ane.pipeline()` places this pass after it.
-    cost    axis=-1 makes the last axis 1, which the 64-byte row rule pads 32 times at fp16. It is used if the kernel
-            covers more than 13, or on request: narrower kernels use the width (axis=auto).
+    cost    axis=-1 makes the last axis 1, which is padded to 64 bytes: 32 times its size at fp16. It is used if the
+            kernel covers more than 13, or on request: narrower kernels use the width (axis=auto).
 
     before
         %y: fp16[1, 6, 40] = conv(x=%x, weight=<fp16[6, 4, 16]>, pad_type=same)

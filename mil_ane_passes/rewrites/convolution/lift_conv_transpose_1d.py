@@ -21,10 +21,10 @@ class LiftConvTranspose1d(Rewrite):
             wrong numbers, no error. CPU and GPU are correct. The 2-D op with a dummy axis was verified to be correct.
     when    x of rank 3 with a bias. A bias that is all zero is dropped instead: the fault needs a non-zero one.
     exact   bitwise: the dummy axis has kernel 1, stride 1 and no padding; the weight is a view of the same bytes.
-    cost    axis=-1 (the form that was verified) makes the last axis 1, which the 64-byte row rule pads 32 times at
-            fp16: 29.49 MB instead of 0.93 MB for a (1, 768, 600) input. axis=2 keeps the last axis, but has the limit
-            on kernel width, and no report verifies it on an ANE: Core ML may use this form for rank 3. So the axis is
-            not chosen by speed, unlike in `ane::lift_conv_1d`, and `ane::orient_conv` does not change it. The
+    cost    axis=-1 (the form that was verified) makes the last axis 1, which is padded to 64 bytes, 32 times its size
+            at fp16: 29.49 MB instead of 0.93 MB for a (1, 768, 600) input. axis=2 keeps the last axis, but has the
+            limit on kernel width, and no report verifies it on an ANE: Core ML may use this form for rank 3. So the
+            axis is not chosen by speed, unlike in `ane::lift_conv_1d`, and `ane::orient_conv` does not change it. The
             alternative, `ane::split_conv_transpose_bias`, keeps the layout and costs one add, which is rounded. The
             preset `full` uses it if the target supports the kernel on the width; no comparison of their speed is
             published.

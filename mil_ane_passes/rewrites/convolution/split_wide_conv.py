@@ -55,25 +55,26 @@ _MAX_HEIGHT, _MAX_WIDTH = 16, 13
 class SplitWideConv(Rewrite):
     """Compute a conv whose kernel exceeds the limit as a conv of kernel 1 over windows, or as a sum of smaller convs.
 
-    why     Kernels are limited to 15 wide and 31 tall on an M4, and 13 wide on an M1; on an M6 a larger one moves the
-            model off the ANE. A 16x16 kernel takes minutes and 11.7 GB to compile for an M4.
-    when    A kernel that is too large, or 14 to 16 square, in fp16, the weight stored. The first applicable form:
-            stages for patches of few channels, where kernel and stride have a common factor p (16 and 16: 4), the
-            strides that result have no prime factors but 2 and 3, and C * p * p is no more than the conv's own outputs.
-            frames where the large axes are strided, undilated and of known size: windows become channels of a conv
-            with kernel 1 (patches, spectra). upright for 1xK up to 31: the last two axes change over. fold for a 1-D
-            one of stride 1 and known size with K = q * p: a q x p one over rows of p. parts for all others: pieces of
-            the kernel over shifted inputs, added. 1-D kernels below 32 are ane::lift_conv_1d's.
+    why     Kernels are limited to 15 wide and 31 tall on an M4, and 13 wide on an M1; on an M6 a larger kernel moves
+            the entire model off the ANE. A 16x16 kernel takes minutes and 11.7 GB to compile for an M4.
+    when    An fp16 conv with a stored weight whose kernel is too large, or 14 to 16 square. The first applicable form:
+            `stages`, two convs in sequence, for patches of few channels whose kernel and stride have a common factor p
+            (16 and 16: 4), if the resulting strides have no prime factors other than 2 and 3, and C * p * p is at most
+            the number of output channels. `frames`, if the large axes are strided, undilated and of static size: each
+            window becomes channels of a conv with kernel 1 (patches, spectra). `upright` for 1xK with K up to 31: the
+            last two axes are swapped. `fold` for a 1-D conv of stride 1 and static size with K = q * p: a 2-D conv with
+            a q x p kernel over rows of p. `parts` for all others: pieces of the kernel on shifted inputs, whose results
+            are added. 1-D kernels below 32 are left to ane::lift_conv_1d.
     exact   rounding: the same products; parts round each result and each sum once more, and a partial sum must stay
-            below 65504. No weight is stored twice. A compressed one stays so; stages and parts do not support it,
-            nor do frames that leave the kernel another axis. Stages multiply by zeros, so that an infinite or NaN
-            element reaches the outputs of all windows over its p x p; otherwise no element is multiplied that was not
-            before.
+            below 65504. No weight is stored twice. A compressed weight stays compressed; stages and parts do not
+            support it, and frames only if they cover all kernel axes longer than 1. Stages multiply by zeros, so that
+            an infinite or NaN element affects the outputs of all windows that contain its p x p patch; the other forms
+            multiply the same elements as before.
     cost    stages take a conv that reads a few kB of weights: patches of 16 on 64 x 64 pixels are estimated at 3 us on
             an M1, and frames, whose rows of 4 are padded to 32, at 26 us (no measurement covers strided convs of so few
             channels). frames copy the input up to ceil(K / s) times on each axis, fold twice; upright takes two
-            transposes, parts a pass over the input and an add each. On M1 and M2 slices of large values have a fault
-            of their own, ane::last_axis_slice.
+            transposes, parts a pass over the input and an add each. For a fault of slices of large values on M1 and M2
+            see ane::last_axis_slice.
 
     before
         %y: fp16[1, 4, 1, 2] = conv(x=%x, weight=<fp16[4, 3, 32, 32]>, strides=[32, 32], pad_type=same)
@@ -88,8 +89,8 @@ class SplitWideConv(Rewrite):
     stage = "decompose"
     after = ("orient_conv",)
     exactness = Exactness.ROUNDING
-    bound = ("stages, frames, upright and fold: the order of one sum. parts: half a unit in the last place of each "
-             "partial sum beside; of 31x31 in 6 parts 9e-4 of the largest output was measured, 3e-4 of the one conv")
+    bound = ("stages, frames, upright and fold: the order of one sum. parts: in addition half a unit in the last place "
+             "of each partial sum (31x31 in 6 parts: 9e-4 of the largest output, 3e-4 for the original conv)")
     preset = "full"
     roots = ("conv",)
     evidence = (
@@ -100,7 +101,7 @@ class SplitWideConv(Rewrite):
     slow: bool = True
     "Rewrite square kernels of 14 to 16 as well where they are only slow to compile."
     max_copies: int = 8
-    "The most copies of the input in frames."
+    "Maximum number of copies of the input in frames."
     max_parts: int = 16
     "Maximum number of convs that replace one."
 

@@ -19,8 +19,8 @@ class SymmetrizeConvTransposePad(Rewrite):
     """Use equal pads on both sides of a conv_transpose and slice the result, so that it is not shifted.
 
     why     An fp16 conv_transpose with different pads before and after an axis gives a shifted output; fp32 is correct.
-    when    fp16, pad_type custom with unequal pads on any axis, and an output_shape, where there is one, that the
-            pads imply (another is for `ane::explicit_conv_transpose_shape`).
+    when    fp16, pad_type custom with unequal pads on any axis. An output_shape, if present, must be the one that the
+            pads imply (for others see `ane::explicit_conv_transpose_shape`).
     exact   bitwise: the smaller pad on both sides computes the same sums and some more, and the slice drops those.
     cost    as many more rows as the difference of the pads. A longer pad in front gives a slice with an offset; for the
             last axis on an M1 or M2, see `ane::last_axis_slice`.

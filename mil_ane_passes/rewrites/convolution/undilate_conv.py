@@ -39,9 +39,9 @@ class UndilateConv(Rewrite):
             the dilation, which reads one phase only. Only for targets up to A13, or with always=true.
     exact   rounding: output u * d + r is the sum over k of w[k] * x[(u + k) * d + r], the undilated conv at u of phase
             r: the same products. The weight stays as it is, compressed or not.
-    cost    a transpose between two reshapes for each axis before, and one after; a strided slice where one phase is
-            read. The conv does as much as before; a kernel with zeros between its taps, which is not made, would cost
-            d times as much and meet elements that were not read.
+    cost    for each axis a transpose between two reshapes before the conv, and another one after it; a strided slice if
+            only one phase is read. The conv computes as much as before. A kernel with zeros between its taps, the
+            alternative, would cost d times as much and multiply elements that were not read before.
 
     before
         %y: fp16[1, 4, 20] = conv(x=%x, weight=<fp16[4, 4, 3]>, pad_type=same, dilations=[2])

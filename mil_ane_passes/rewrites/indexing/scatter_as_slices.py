@@ -97,7 +97,7 @@ class ScatterAsSlices(BlockRewrite):
     max_parts: int = 32
     "Maximum number of concatenated values."
     max_bytes: int = 1 << 20
-    "The most bytes of the new constants for one op: the mask, and an update extended to all indices."
+    "Maximum bytes of new constants for one op: the mask, and an update extended to all indices."
     windows: bool = False
     "Rewrite slice_update at constant indices, too; no source reports whether it runs on the ANE."
 

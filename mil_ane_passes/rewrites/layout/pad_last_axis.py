@@ -54,13 +54,13 @@ class PadLastAxis(BlockRewrite):
             in any case: padding never reduces the memory of a buffer, and increases it if 64 numbers take more such
             blocks than the row (600 -> 640). A documented gain exists for a longer last axis.
     when    By name only. fp16 rows of static extent above 1, if no row takes more bytes than before (`min_gain`), and
-            regions of at least `min_ops` ops per pad and slice. Carried are ops that work element by element or on
-            other axes, matmul and linear (also over the last axis, where one padding is zero and the other known to be
-            finite), and sums over rows that end in zeros. All else ends a region: a softmax, norm or mean of the last
-            axis would need its padding masked, which is a pass over the data as the slice is, and with -inf, which the
-            ANE treats as an ordinary number in a softmax.
-    exact   rounding, and bitwise where no sum is formed: padding elements never mix with others. A sum
-            gets exact zeros as further terms and may be taken in a different order.
+            regions of at least `min_ops` ops per pad and slice. A region contains ops that work element by element or
+            on other axes, matmul and linear (also over the last axis, if one padding is zero and the other known to be
+            finite), and sums over rows that end in zeros. All other ops end a region. A softmax, norm or mean over the
+            last axis would need a mask for the padding: it costs a pass over the data, like the slice, and a softmax
+            would need -inf, which the ANE treats as an ordinary number.
+    exact   rounding, and bitwise where no sum is formed: padding elements never mix with others. A sum gets exact zeros
+            as additional terms, and its terms may be added in a different order.
     cost    a pass over the data for each pad and slice; bytes of new constants up to `max_bytes` for one op.
 
     before
@@ -80,9 +80,8 @@ class PadLastAxis(BlockRewrite):
     code, slug = "ANE104", "last-axis-not-multiple-of-64"
     stage = "layout"
     exactness = Exactness.ROUNDING
-    bound = ("the roundings of one sum with zeros as further terms, taken in a different order; at fp16 the error "
-             "against "
-             "double precision was the same before and after (2.6e-4 for a perceptron, 1.7e-3 for attention)")
+    bound = ("the rounding of one sum with zeros as additional terms, added in a different order; at fp16 the error "
+             "against double precision was the same before and after (2.6e-4 for a perceptron, 1.7e-3 for attention)")
     preset = "named"
     evidence = (
         Community(
@@ -107,11 +106,11 @@ class PadLastAxis(BlockRewrite):
     unit: Literal["elements", "bytes"] = "elements"
     "Unit of `multiple`: 64 elements of fp16 are 128 bytes."
     min_gain: float = 0.0
-    "Smallest share of a row's bytes that is saved. It is never above 0; -0.1 lets rows take a tenth more."
+    "Minimum share of a row's bytes that is saved. Padding saves no bytes: 0 allows no growth, -0.1 a tenth."
     min_ops: int = 2
-    "Fewest ops of a region for each pad and each slice at its ends."
+    "Minimum number of ops of a region for each pad and each slice at its ends."
     max_bytes: int = 1 << 20
-    "The most bytes of padded constants for one op."
+    "Maximum bytes of padded constants for one op."
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
         rows = _RowPadding(self.multiple, self.unit, self.min_gain)

@@ -50,8 +50,8 @@ class TileBroadcast(Rewrite):
     roots = ("add", "sub", "mul", "real_div", "maximum", "minimum", "pow", "floor_div")
     evidence = (
         cite_m4_study("contradicts it for ML Programs: every broadcast is accepted"),
-        Community("contradicts it: a pass that takes tiles out, so that ops broadcast, gets them back on the ANE; the "
-                  "model with all units allowed became slower for it (24.6 to 31.8 ms)", chip="M4",
+        Community("contradicts it: a pass that removes tiles, so that ops broadcast, moves them back to the ANE; with "
+                  "all compute units allowed the model became slower (24.6 to 31.8 ms)", chip="M4",
                   source="https://github.com/kasper0406/stablehlo-coreml/issues/105"),
     )
 

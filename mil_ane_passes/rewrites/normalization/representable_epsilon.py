@@ -48,8 +48,8 @@ class RepresentableEpsilon(Rewrite):
             smallest=6.1035e-05, for machines that flush subnormal numbers (sources: M1 does, M4 to M6 do not), also
             constants that are added to sums of squares, or are their lower bound; this is approximate.
     exact   rounding: results move by at most 2^-25 / variance of themselves (predicted from the algebra). That is half
-            a unit in the last place at a variance of 2^-14, and less above; below, the variance itself moves by one
-            unit of those that fp16 has there. Rows whose variance is 0 give 0, where they gave NaN.
+            a unit in the last place at a variance of 2^-14, and less above it; below it the variance is a subnormal
+            number, which moves by one unit in the last place. Rows whose variance is 0 give 0, where they gave NaN.
     cost    none: the same ops with another constant.
 
     before

@@ -36,8 +36,8 @@ class ScaledRmsNorm(Rewrite):
             as a maximum, or an op's own; rsqrt, pow, or division by sqrt, also by way of inverse. The other factor need
             not be x; each product with the root is a separate match, and they share ops. Not for sums of more than
             16384 numbers, and not for reduce_l2_norm, which sources recommend as the stable form.
-    exact   rounding: for any m > 0, with y = x / m, it is y * rsqrt(mean(y^2) + eps / m^2). m is the largest
-            magnitude, not below the root of eps (as a power of two), the smallest normal number of fp16, nor above
+    exact   rounding: for any m > 0, with y = x / m, it is y * rsqrt(mean(y^2) + eps / m^2). m is the largest magnitude
+            of the row, at least the root of eps (as a power of two) and the smallest normal number of fp16, and at most
             65504; so rows of zeros stay zeros, and rows with infinities are unchanged. y is in numerator and
             denominator, so that an error of the division by m cancels; with another numerator, m is applied to the root
             instead. If rsqrt has an eps in addition to the added one, their sum rounds to fp16, which moves results by
@@ -70,8 +70,8 @@ class ScaledRmsNorm(Rewrite):
     stage = "numerics"
     after = ("fp16_compute", "rms_norm_l2")
     exactness = Exactness.ROUNDING
-    bound = "one rounding more of x, one of its largest magnitude's share in eps; about a unit in the last place, " \
-            "and for what is below 2^-14 of its row's largest, where x / m is subnormal, 2^-25 of the largest result"
+    bound = "one more rounding of x and one of eps / m^2: about a unit in the last place; for elements below 2^-14 " \
+            "of the largest in their row, where x / m is subnormal, 2^-25 of the largest result"
     preset = "safe"
     fixes_nonfinite = True
     moves = 2.0**-20
@@ -96,12 +96,12 @@ class ScaledRmsNorm(Rewrite):
             "the casts to fp32 around the mean are stripped and the sum of squares overflows; fixed by one vector_norm",
             source="https://github.com/pytorch/executorch/pull/19523", date="2026-05"),
         Community(
-            "OpenELM ran wholly in fp16 after x was divided by its largest magnitude",
+            "OpenELM ran entirely in fp16 after x was divided by its largest magnitude",
             source="https://github.com/huggingface/swift-transformers/issues/95", date="2024-05"),
     )
 
     margin: float = 2.0
-    "Safety factor: the squares of the measured x times it must not overflow, as other inputs may reach further."
+    "Safety factor: the squares of the measured x times this factor must not overflow; other inputs may be larger."
     always: bool = False
     "Rewrite for any known range of x, and also layer and group norms of unknown range."
 

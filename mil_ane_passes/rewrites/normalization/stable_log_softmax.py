@@ -34,14 +34,15 @@ class StableLogSoftmax(Rewrite):
     when    log of softmax, or x minus its log-sum-exp with kept axes, in fp16, for any axis and rank; the epsilon of
             log is at most 1e-38, so that it has no effect. A softmax or log-sum-exp with other users stays. Skipped:
             fp32, and larger epsilons.
-    exact   rounding: the same function. log(softmax(x) + 1e-45) never falls below -103.3. An epsilon in fp16 is 0 and
-            is removed. One in fp32 (from iOS17) keeps its floor, as the larger of the result and log(0 + epsilon), so
-            that what was finite stays finite; within 20 of the floor results differ by up to 0.7. Where the machine
-            flushes it, which is the fault, there is no floor, as in PyTorch. Infinite results become finite. The sum of
-            exponentials contains exp(0), so nothing underflows; it overflows fp16 only for more than 65504 nearly equal
-            values, as it would within softmax. That the log-sum-exp of numbers up to 0 is right on an ANE is predicted
-            from `ane::stable_log_sum_exp`'s sources.
-    cost    four ops for two; for a floor two more on the reduced shape and one over all of x.
+    exact   rounding: the same function. With log's epsilon of 1e-45, log(softmax(x) + 1e-45) is never below -103.3. An
+            fp16 epsilon is rounded to 0 and is removed. For an fp32 epsilon (from iOS17) this lower bound is kept as
+            maximum(result, log(0 + epsilon)), so that finite results stay finite; within 20 of the bound results differ
+            by up to 0.7. On a machine that flushes the epsilon to 0, which is the fault, log(0 + epsilon) is minus
+            infinity and bounds nothing, as in PyTorch. Infinite results become finite. The sum of exponentials contains
+            exp(0), so nothing underflows; it overflows fp16 only for more than 65504 nearly equal values, as it would
+            within softmax. That the log-sum-exp of numbers up to 0 is right on an ANE is predicted from
+            `ane::stable_log_sum_exp`'s sources.
+    cost    four ops for two; for the lower bound two more on the reduced shape and one over all of x.
 
     before
         %0: fp16[2, 4, 8] = softmax(x=%x, axis=1)
@@ -58,7 +59,7 @@ class StableLogSoftmax(Rewrite):
     stage = "numerics"
     exactness = Exactness.ROUNDING
     bound = "half a unit in the last place of x - max(x), of the log-sum-exp, and of the result, while the result " \
-            "is above -83, which is 20 above log's floor"
+            "is above -83, which is 20 above the smallest logarithm"
     preset = "safe"
     fixes_nonfinite = True
     within = (0.0, _MAX_INPUT)  # the logarithm of a softmax at full precision is correct above its floor

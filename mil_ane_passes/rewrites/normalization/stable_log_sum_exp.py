@@ -61,8 +61,8 @@ class StableLogSumExp(Rewrite):
     severity = Severity.WRONG
     stage, after = "numerics", ("stable_log_softmax",)
     exactness = Exactness.ROUNDING
-    bound = "half a unit in the last place of x - max(x), of the log-sum-exp, and of the result; for a running sum " \
-            "one unit a step"
+    bound = "half a unit in the last place of x - max(x), of the log-sum-exp, and of the result; for a cumulative " \
+            "sum one unit in the last place per step"
     preset = "safe"
     fixes_nonfinite = True
     roots = ("reduce_log_sum_exp", "reduce_log_sum", "log")

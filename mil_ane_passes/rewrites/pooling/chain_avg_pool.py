@@ -32,9 +32,9 @@ _MAX_OLD_STRIDE = 2
 class ChainAvgPool(Rewrite):
     """Replace an avg_pool whose window exceeds the limit by a reduce_mean, or by the mean of smaller pools.
 
-    why     On a private route pool windows with a side over 31 are unsupported (29 on M1, which is not distinguished:
-            30 and 31 are skipped), and iPhones of 2020 rejected 14 and strides over 2. An M4 accepts up to 14x14; sizes
-            between were not tried.
+    why     On a private route pool windows with a side over 31 are unsupported (over 29 on M1, but windows of 30 and 31
+            are skipped on every chip), and iPhones of 2020 rejected windows over 13 and strides over 2. An M4 accepts
+            windows up to 14x14; larger ones were not tried.
     when    An fp16 pool whose window exceeds the limit of a chip of the target. Pools that only chips up to A13 reject
             are skipped unless the target has only such chips. An axis covered by one window becomes a reduce_mean
             (l2_pool: reduce_l2_norm, if it covers all). Other unsupported axes, one by one: strided windows are
@@ -54,8 +54,8 @@ class ChainAvgPool(Rewrite):
     fixes = (MaxPoolKernel, OldPools)
     stage = "decompose"
     exactness = Exactness.ROUNDING
-    bound = ("half a unit in the last place of each mean of a part, and of the mean over one axis before the next; "
-             "measured 4e-4 of 0.7 against 2.4e-4 of the one pool (36 as 2 parts of 18)")
+    bound = ("half a unit in the last place of the mean of each part, and of the mean over one axis before the next; "
+             "measured for a window of 36 in 2 parts: 4e-4 for results up to 0.7, 2.4e-4 for the original pool")
     preset = "full"
     roots = ("avg_pool", "l2_pool")
     evidence = (

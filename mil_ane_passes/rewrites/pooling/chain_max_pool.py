@@ -29,9 +29,9 @@ class ChainMaxPool(Rewrite):
     """Replace a max_pool whose window exceeds the limit by a chain of smaller ones.
 
     why     An M4 supports max_pool windows up to 8 wide (Core ML's message also allows 32, which was not tried), on a
-            private route sides over 31 are unsupported (29 on M1, which is not distinguished: 30 and 31 are skipped),
-            and iPhones of 2020 rejected 14 and strides over 2. The maximum over K elements is that over k2 neighbouring
-            maxima of k1 elements each, with k1 + k2 - 1 = K.
+            private route sides over 31 are unsupported (over 29 on M1, but windows of 30 and 31 are skipped on every
+            chip), and iPhones of 2020 rejected windows over 13 and strides over 2. The maximum over K elements is that
+            over k2 neighbouring maxima of k1 elements each, with k1 + k2 - 1 = K.
     when    An fp16 pool whose window exceeds the limit of a chip of the target. Pools that only chips up to A13 reject
             are skipped unless the target has only such chips. An axis covered by one window becomes a reduce_max. Pools
             with a window entirely in the padding, or after the input (ceil_mode), are skipped: their result is

@@ -48,7 +48,7 @@ class Fp16Io(ProgramRewrite):
                source="https://apple.github.io/coremltools/docs-guides/source/typed-execution.html"),
         Community("fp32 inputs and outputs cost interface casts", chip="M1",
                   source="smpanaro/more-ane-transformers src/experiments/NOTES.md"),
-        Community("contradicts, and is outdated since iOS16: Core ML takes FLOAT32 only",
+        Community("contradicts it, outdated since iOS16: Core ML supports FLOAT32 only",
                   source="eiln coreml102"),
     )
 

@@ -35,12 +35,11 @@ class UnrollGru(UnrollRecurrent):
             weights, too. An initial state of constant zeros saves the product of the gates. Skipped: hard_sigmoid (fp16
             does not represent its 0.2), scaled_tanh (not documented), and gates whose total width exceeds the axis
             limit. An initial state whose batch differs from that of x must be constant, with equal rows.
-    exact   rounding: at full precision nothing changes. r, z = sigmoid(W x + b + R h),
-            o = tanh(W x + b + R (r h)), with reset_after o = tanh(W x + b' + r (R h + b)); h' = (1 - z) o + z h; the
-            gates' rows in the order r, o, z. coremltools' documentation has r (R h), its op tests R (r h), which is
-            used here. Every step rounds to fp16, where the reference runtime keeps fp32 inside a gru: over 128 steps of
-            64 units results of up to 0.8 were off by 8e-4, and by 2e-4 before. Sums beyond fp16's range on the way are
-            infinite.
+    exact   rounding: at full precision nothing changes. r, z = sigmoid(W x + b + R h), o = tanh(W x + b + R (r h)),
+            with reset_after o = tanh(W x + b' + r (R h + b)); h' = (1 - z) o + z h; the gates' rows in the order r, o,
+            z. coremltools' documentation has r (R h), its op tests R (r h), which is used here. Every step rounds to
+            fp16, where the reference runtime keeps fp32 inside a gru: over 128 steps of 64 units results of up to 0.8
+            were off by 8e-4, and by 2e-4 before. Intermediate sums beyond the range of fp16 are infinite.
     cost    W x is one product for all steps. Each step adds 14 ops. R is split into two consts, one for r and z and one
             for o, with the same total size; a compressed one is not split, and is multiplied twice per step.
 

@@ -1,4 +1,4 @@
-"""Unroll an rnn of known length step by step."""
+"""Unroll an rnn of static length."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ from ._recurrent_unrolling import (
 
 
 class UnrollRnn(UnrollRecurrent):
-    """Unroll an rnn of known length into linear, split, add and tanh, which are supported on the ANE.
+    """Unroll an rnn of static length into linear, split, add and tanh, which are supported on the ANE.
 
-    why     An rnn runs on the CPU, and what stands around it changes processor twice.
-    when    fp16; a sequence of known length up to `max_steps`, in either direction. Weights and bias may be compressed:
-            they are read as they are, and each stays one const. A first state of constant zeros saves its product.
-            hard_sigmoid (fp16 does not represent its 0.2) and scaled_tanh (not documented) are skipped; so are gates
-            whose total width exceeds the axis limit (16384 up to M3). A first state of another batch than x must be
+    why     An rnn runs on the CPU, which costs two transitions.
+    when    fp16; a sequence of static length up to `max_steps`, in either direction. Weights and bias may be
+            compressed, and each stays one const. An initial state of constant zeros saves its product. Skipped:
+            hard_sigmoid (fp16 does not represent its 0.2), scaled_tanh (not documented), and a hidden state whose width
+            exceeds the axis limit (16384 up to M3). An initial state whose batch differs from that of x must be
             constant, with equal rows.
     exact   rounding: at full precision nothing changes: h' = tanh(W x + b + R h). Every step rounds to fp16, where the
             reference runtime keeps fp32 inside an rnn: over 128 steps of 64 units results of up to 1 were off by 7e-4,
-            and by 2e-4 before. Sums beyond fp16's range on the way are infinite.
-    cost    W x is one product for all steps. Each step adds 3 ops. No new weights: a zero bias where there was none.
+            and by 2e-4 before. Intermediate sums beyond the range of fp16 are infinite.
+    cost    W x is one product for all steps. Each step adds 3 ops. No new weights, except a zero bias if there was
+            none.
 
     before
         %y_0: fp16[2, 1, 8], %y_1: fp16[1, 8] = rnn(x=%x, initial_h=%h, weight_ih=<fp16[8, 8]>, weight_hh=<fp16[8, 8]>, output_sequence=True)

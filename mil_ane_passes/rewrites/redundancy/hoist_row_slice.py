@@ -53,9 +53,9 @@ class HoistRowSlice(BlockRewrite):
             computation is saved, and never with a slice of the last axis.
     exact   bitwise if only IEEE arithmetic and data movement are affected (`add`, `mul`, `square`, `select`, ...).
             rounding for sums and functions: the sums are the same, but their order may depend on the number of rows. In
-            the reference runtime that moves most float32 results of a linear in their last bits, and at fp16 one of
-            some hundred by one unit in the last place.
-    cost    a slice per value that enters, instead of one per value that left.
+            the reference runtime most float32 results of a linear differ in their last bits, and at fp16 about one in a
+            few hundred by one unit in the last place.
+    cost    a slice for each value that enters the moved ops, instead of one for each result.
 
     before
         %0: fp16[1, 6, 4] = linear(x=%x, weight=<fp16[4, 4]>, bias=[-0.6875, -0.25, 0.1875, 0.625])
@@ -87,7 +87,7 @@ class HoistRowSlice(BlockRewrite):
     )
 
     most_share: float = 0.5
-    "Maximum share of the rows that a slice may keep; unknown for symbolic lengths."
+    "Maximum share of the rows that a slice may keep; not checked for symbolic lengths."
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
         claimed: set[Operation] = set()

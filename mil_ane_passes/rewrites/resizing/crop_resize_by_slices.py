@@ -38,12 +38,13 @@ class CropResizeBySlices(Rewrite):
             boxes: the elements below and above each point are gathered by slices and blended with constant weights,
             width first. Points outside the image are padded if the op fills with zeros.
     exact   rounding. The points are computed in double precision by the documented formulas, which are those of
-            resize_bilinear. Only slices: the same bits. A point on an element takes half of it twice, so that an
-            infinite neighbour leaves it alone; that loses at most 2^-24, of subnormal numbers. Weights that fp16 does
-            not hold are rounded, which moves results by at most 2^-10 of the largest element. A point within 2^-12 of
-            an element may so become the element: what is infinite or NaN beside it then does not reach it.
-    cost    For each box a slice and a resize; other boxes: as many slices as there are runs of neighbours, two
-            products and a sum for each axis, and two transposes. `max_parts` in all.
+            resize_bilinear. Only slices: the same bits. A point exactly on an element is the sum of two halves of this
+            element, so that an infinite neighbour does not affect it; for subnormal numbers this loses at most 2^-24.
+            Weights that fp16 does not represent are rounded, which moves results by at most 2^-10 of the largest
+            element. A point within 2^-12 of an element may be rounded to this element: an infinite or NaN neighbour
+            then no longer affects it.
+    cost    For each box a slice and a resize; other boxes: as many slices as there are runs of neighbours, two products
+            and a sum for each axis, and two transposes. At most `max_parts` slices for all boxes.
 
     before
         %y: fp16[1, 2, 4, 4] = crop_resize(x=%x, boxes=[[1.0, 2.0, 4.0, 6.0]], target_height=4, target_width=4, sampling_mode=ALIGN_CORNERS)
@@ -55,8 +56,9 @@ class CropResizeBySlices(Rewrite):
     fixes = (CropResize,)
     stage = "decompose"
     exactness = Exactness.ROUNDING
-    bound = ("as resize_bilinear where corners are elements (measured 9e-4 of 2.7, as the op's own); elsewhere half a "
-             "unit in the last place for each weight, product and sum: measured 2.0e-3 of 2.7 against 8.7e-4 of the op")
+    bound = ("that of resize_bilinear if corners are elements (measured: 9e-4 for results up to 2.7, as before); "
+             "otherwise half a unit in the last place for each weight, product and sum (measured: 2.0e-3 for results "
+             "up to 2.7, 8.7e-4 for crop_resize)")
     moves = 2.0**-10
     moves_of = "operands"
     preset = "full"

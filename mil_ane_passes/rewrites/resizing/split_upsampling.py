@@ -24,18 +24,19 @@ _LINEAR_OPS = ("upsample_bilinear", "resize_bilinear")
 
 
 class SplitUpsampling(Rewrite):
-    """Split nearest-neighbour upsampling into steps of two, and stacked copies for odd factors.
+    """Split nearest-neighbour upsampling into steps by two; odd factors stack copies of the image.
 
     why     According to a log of Core ML of 2020 only a factor of 2 is supported; the newest chip at that time was A13.
             An M4 supports all modes and factors: targets with newer chips are not changed.
     when    upsample_nearest_neighbor, resize_nearest_neighbor and resize (nearest, default sampling) of fp16 values by
             integer factors, one of them above 2. All chips of the target (with `always`: one of them) are A13 or older.
     exact   bitwise: each element is copied. For an integer factor f output i is element floor(i / f), with and without
-            half-pixel centres; floors of twos are chained, and f copies stacked after each element are in that order.
-            Linear interpolation is skipped: twice by 2 differs from once by 4. As a depthwise conv_transpose it would
-            need new weights and different rounding, and its support on old chips was not measured.
-    cost    the intermediate images: a third of the result's bytes. An odd factor stacks copies in an additional
-            dimension, along the width in rows as short as the factor.
+            half-pixel centres. Steps by two compose to the same index, and stacking f copies of each element gives the
+            same order. Linear interpolation is skipped: twice by 2 differs from once by 4. As a depthwise
+            conv_transpose it would need new weights and different rounding, and its support on old chips was not
+            measured.
+    cost    the intermediate images: a third of the result's bytes. An odd factor stacks copies along an additional
+            axis; for the width this is the last axis, with rows as short as the factor.
 
     before
         %y: fp16[1, 2, 16, 16] = upsample_nearest_neighbor(x=%x, scale_factor_height=4, scale_factor_width=4)
