@@ -25,11 +25,11 @@ _COLOR_SPACES = proto.FeatureTypes_pb2.ImageFeatureType.ColorSpace
 def check_declarations(
     owner: str, function: Function | None, before: Any, after: Any, fed: Collection[str] | None
 ) -> None:
-    """Raise InputError where two functions, or pipelines, get other numbers for what is the same to a user.
+    """Raise InputError if the same input of a user means different numbers for two functions or pipelines.
 
     `before` and `after` are their descriptions; `fed` names the inputs that the user feeds, None if all are sampled.
-    Images have to be in the same order of channels, inputs that may be left out have the same default, and, where
-    shapes are sampled, the second `function` has to accept all that the first does.
+    Images must have the same order of channels, and optional inputs the same default. If shapes are sampled, the second
+    `function` must accept all shapes that the first accepts.
     """
     for kind, old, new in _iterate_features(before, after):
         who = f"{kind} '{old.name}' of {owner}"
@@ -44,7 +44,7 @@ def check_declarations(
 
 
 def list_image_notes(owner: str, before: Any, after: Any) -> Iterator[str]:
-    """Say which inputs and outputs are images in one of the two functions only."""
+    """Describe inputs and outputs that are images in only one of the two functions."""
     for kind, old, new in _iterate_features(before, after):
         images = [each.type.HasField("imageType") for each in (old, new)]
         if images[0] != images[1]:
@@ -63,7 +63,7 @@ def _iterate_features(before: Any, after: Any) -> Iterator[tuple[str, Any, Any]]
 
 
 def _get_color_space(feature: Any) -> str | None:
-    """Return the order of an image's channels; None for what is no image."""
+    """Return the order of an image's channels; None if the feature is not an image."""
     if not feature.type.HasField("imageType"):
         return None
     value = int(feature.type.imageType.colorSpace)
@@ -71,7 +71,7 @@ def _get_color_space(feature: Any) -> str | None:
 
 
 def _check_default(who: str, before: Any, after: Any) -> None:
-    """Raise InputError for an input that the first does without, if the second does not or reads something else."""
+    """Raise InputError if an input that is optional in the first is required, or has another default, in the second."""
     if not before.type.isOptional or not before.type.HasField("multiArrayType"):
         return
     old, new = (_read_default(each) for each in (before, after))

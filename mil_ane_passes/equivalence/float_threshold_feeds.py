@@ -1,8 +1,8 @@
 """Feeds at which values that are computed from floats are just below and just above the constants that only one of two
 programs compares them with, and at which indices that are computed from floats read the rows in which tables differ.
 
-Few draws lie between a threshold of 0.25 and one of 0.27, so that scores that are selected by one or the other would
-pass for the same.
+Few draws lie between a threshold of 0.25 and one of 0.27, so that two programs with these thresholds would pass as
+equal.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _COMPARISONS = frozenset(("equal", "floor_div", "greater", "greater_equal", "les
 _PARAMETERS = {"clamped_relu": ("beta",), "clip": ("alpha", "beta"), "threshold": ("alpha",),
                "thresholded_relu": ("alpha",)}
 _MAX_NUMBERS = 8
-"A constant of more numbers counts with its ends only."
+"If a constant has more numbers, only its ends are thresholds."
 _MAX_THRESHOLDS = 4
 "The most thresholds of a function to search feeds for: two runs each."
 _MAX_OPS = 256

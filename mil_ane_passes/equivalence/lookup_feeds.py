@@ -1,6 +1,6 @@
 """Feeds that read the rows in which constant tables of two programs differ.
 
-Draws reach few rows of a large table, so that a table with one other row would pass for the same.
+Draws reach few rows of a large table, so that a table in which one row differs would pass as equal.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _TABLE_OPS = frozenset((
     "sin", "slice_by_index", "slice_by_size", "split", "squeeze", "stack", "sub", "tile", "transpose"))
 "Ops by which tables are computed from constants."
 _FLAG_MOVEMENTS = frozenset(("cast", "expand_dims", "identity", "reshape", "squeeze"))
-"Ops between the flags of the row that is looked up and the product that does it."
+"Ops between one-hot flags and the product that looks up a row by them."
 
 
 class _Lookup(NamedTuple):
@@ -110,8 +110,10 @@ def find_differing_lookups(
 
 
 def _number_lookups(function: Function) -> dict[tuple[tuple[int, ...], int], _Lookup]:
-    """Return the lookups of a function by what tells them apart from others, whose names may differ in the other
-    program: the shape of the table with its rows first, and a number among those of this shape."""
+    """Return the lookups of a function, identified as in the other program, in which their names may differ.
+
+    The key is the shape of the table with its rows first, and a number among the lookups of this shape.
+    """
     found: dict[tuple[tuple[int, ...], int], _Lookup] = {}
     counts: dict[tuple[int, ...], int] = {}
     for op in function.operations:
@@ -149,7 +151,7 @@ def _is_table(var: Var) -> bool:
 
 
 def _list_table_ops(var: Var) -> list[Operation] | None:
-    """Return the ops of the function that compute a table from constants; None for what is no such table."""
+    """Return the ops of the function that compute a table from constants; None if they do not."""
     pending, needed = [var], dict[Operation, None]()
     while pending:
         each = pending.pop()
@@ -180,7 +182,7 @@ def _iterate_slices(op: Operation) -> Iterator[_Lookup]:
 
 
 def _iterate_products(op: Operation) -> Iterator[_Lookup]:
-    """Yield the lookup that a product with flags is: of a 1 at the row that is selected, and 0 at all others."""
+    """Yield the lookup if `op` is a product of a table with one-hot flags: 1 at the selected row, 0 elsewhere."""
     is_linear = op.op_type == "linear"
     table = op.weight if is_linear else op.y
     if table.rank != 2 or not _is_table(table) or (not is_linear and get_const_value(op.transpose_x, False)):
@@ -201,8 +203,10 @@ def _iterate_products(op: Operation) -> Iterator[_Lookup]:
 
 
 class IdUse(NamedTuple):
-    """How the indices of a lookup follow from one input, at the places that depend on it: `base` + `step` times the
-    input's element of number `element`. Three arrays of one length."""
+    """The dependence of a lookup's indices on one input: `base` + `step` * (the input's element number `element`).
+
+    These are three arrays of equal length, with an entry for each index that depends on the input.
+    """
 
     name: str
     base: Array
@@ -319,7 +323,7 @@ def list_needed_ops(var: Var, most: int = _MAX_INDEX_OPS) -> list[Operation] | N
 
 
 def _choose_ids(drawn: Array, wanted: Sequence[tuple[Array, IdUse]], domain: Interval) -> Array:
-    """Return ids that read rows of tables, given with how these are looked up; drawn ones where none of them can."""
+    """Return ids that read the `wanted` rows of tables; drawn ids at positions that cannot read any of these."""
     ids = drawn.reshape(-1).copy()
     readers: dict[int, set[tuple[int, int, int]]] = {}
     for number, (_, use) in enumerate(wanted):

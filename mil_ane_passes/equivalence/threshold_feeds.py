@@ -1,7 +1,7 @@
 """Feeds at the constants that integers of two programs are compared with.
 
-Free integers are drawn below 8, so that a mask that ends elsewhere, or what a program reads behind a limit, would pass
-for the same.
+Unrestricted integers are drawn below 8. With these draws alone, a mask that ends at another position, or another value
+beyond a limit, would pass as equal.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _Key = tuple[str, tuple[int, ...]]
 _COMPARISONS = frozenset(("equal", "floor_div", "greater", "greater_equal", "less", "less_equal", "maximum", "minimum",
                           "mod", "not_equal", "real_div"))
 _LARGEST = {"int8": 127, "uint8": 255, "int16": 32767, "uint16": 65535}
-"The largest integers of narrow dtypes: a cast to these compares with them."
+"The largest integers of narrow dtypes: they act as thresholds of casts."
 _MAX_THRESHOLDS = 8
-"A constant of more numbers, such as a range of positions, counts with its ends only."
+"If a constant has more numbers, such as a range of positions, only its ends are thresholds."
 _MAX_EXACT, _MAX_STEPS = 1 << 24, 1000
 """Integers beyond the first are not exact where a program computes them in fp32; beyond the second, loops and tensors
 of computed sizes may take too long."""
@@ -44,8 +44,10 @@ _MAX_RUNS, _MAX_LONG_RUNS, _LONG_RUN = 6, 2, 1 << 22
 def build_threshold_plans(
     before: Program, after: Program, describe: Callable[[str], Any], ranges: Mapping[str, Interval] | None = None
 ) -> list[Plan]:
-    """Make runs of each function in which integer inputs are at, below and above the constants that what is computed
-    from them is compared with, first of all those that only one of the programs has."""
+    """Make runs of each function in which values computed from integer inputs are at, below and above thresholds.
+
+    Thresholds are the constants that these values are compared with; those of only one of the programs come first.
+    """
     made = []
     for name, function in before.functions.items():
         inputs = [each for each, var in function.inputs.items() if types.is_tensor(var.sym_type)
@@ -70,7 +72,7 @@ def build_threshold_plans(
 
 
 def _find_values(before: Program, after: Program, function: str, feeds: Mapping[str, Array]) -> dict[str, list[int]]:
-    """Return for each input the values at which a comparison changes its result, most telling first."""
+    """Return for each input the values at which a comparison changes its result, most relevant first."""
     programs = before, after
     keys = [dict(_iterate_comparisons(program.functions[function])) for program in programs]
     found: dict[str, list[int]] = {}
@@ -87,8 +89,10 @@ def _find_values(before: Program, after: Program, function: str, feeds: Mapping[
 
 
 def _iterate_comparisons(function: Function) -> Iterator[tuple[_Key, Var]]:
-    """Yield what tells a comparison with constants apart from others, and the value of the function's own block that is
-    compared, also in nested blocks."""
+    """Yield a key for each comparison with constants, and the compared value, one of the function's own block.
+
+    Comparisons in nested blocks are included.
+    """
     for op in iterate_nested_ops(function):
         for var, constant in _list_operands(op):
             if var.val is None and (var.op is None or var.op.enclosing_block is function):

@@ -84,8 +84,11 @@ class PipelineRuntime:
 
 @dataclass
 class _Scope:
-    """The values that the parts of one pipeline read, by name. `path` holds the pipeline's indices in those around it,
-    `images` the colour layouts of the values that parts gave as images."""
+    """The values that the parts of one pipeline can read, by name.
+
+    `path` has the indices of the pipeline in the enclosing pipelines, `images` the colour layouts of images that parts
+    returned.
+    """
 
     path: tuple[int, ...]
     description: Any
@@ -96,15 +99,16 @@ class _Scope:
 class PipelineValues:
     """The values by name while the parts of a pipeline run.
 
-    A pipeline in the pipeline has its own names: its parts read its inputs and what they give each other, and only its
-    outputs are known outside. An image that one part gives another consists of pixels, in the channel order of each.
+    A nested pipeline has its own names: its parts read its inputs and the outputs of earlier parts, and only its own
+    outputs can be read outside of it. Images that are passed between parts are pixels, and are converted to the channel
+    order of the part that reads them.
     """
 
     def __init__(self, feeds: Mapping[str, Any]) -> None:
         self._scopes = [_Scope((), None, dict(feeds))]
 
     def enter(self, function: Any) -> dict[str, Any]:
-        """Return what the part that `function` belongs to can read."""
+        """Return the values that the part of `function` can read."""
         member = function.origin.member
         around = member.path[:-1]
         while self._scopes[-1].path != around[:len(self._scopes[-1].path)]:
@@ -120,7 +124,7 @@ class PipelineValues:
                 for name, value in scope.values.items()}
 
     def add(self, function: Any, results: Mapping[str, Any]) -> None:
-        """Add what the part that `function` belongs to gives."""
+        """Add the results of the part of `function`."""
         layouts, scope = _get_image_layouts(function), self._scopes[-1]
         for name, value in results.items():
             scope.values[name] = value
@@ -129,7 +133,7 @@ class PipelineValues:
                 scope.images[name] = layouts[name]
 
     def leave(self) -> dict[str, Any]:
-        """Return what is known of the outermost pipeline once all parts have run."""
+        """Return the values of the outermost pipeline after all parts have run."""
         while len(self._scopes) > 1:
             self._close()
         return self._scopes[0].values
@@ -151,7 +155,7 @@ def _get_image_layouts(function: Any) -> dict[str, int]:
 
 
 def _convert_image(name: str, value: Any, given: int | None, read: int | None) -> Any:
-    """Convert an image in the layout `given` by one part to the one that another reads; other values are unchanged."""
+    """Convert an image from the layout `given` of one part to the layout `read` of another; return others unchanged."""
     if given is None or read is None or not isinstance(value, np.ndarray):
         return value
     return array_from_image(f"image '{name}' between parts of the pipeline", pixels_from_array(value, given), read)

@@ -16,12 +16,17 @@ __all__ = ["describe_table", "list_table_arrays", "read_table"]
 
 
 def read_table(table: Var) -> dict[str, Any]:
-    """Return what a table (rows, width) consists of.
+    """Return the stored parts of a table (rows, width) by name.
 
-    `width` is that of a row, and `data` its values (rows, width). Integers of fewer than 8 `bits`, `signed` or not, are
-    packed, lowest bits first, each row from a byte on. Of a sparse table, `data` are those values that `mask` (bits,
-    packed) has, and row n is `data[starts[n]:starts[n + 1]]`. If values are codes, `lut`, `scale` and `offset` have a
-    number for each block of rows and columns, `lut` (blocks, blocks, entries) some. InputError for other compressions.
+    - `width`: the width of a row.
+    - `data`: the values (rows, width). Integers of fewer than 8 `bits`, `signed` or not, are packed, lowest bits first;
+      each row begins at a byte.
+    - `mask` and `starts` of a sparse table: `data` has only the values at which the packed bits of `mask` are set, and
+      row n is `data[starts[n]:starts[n + 1]]`.
+    - `scale`, `offset` and `lut` if `data` are codes: one number for each block of rows and columns; `lut` (blocks,
+      blocks, entries) has several.
+
+    Raises InputError for other compressions.
     """
     found = _read_values(table)
     return {"width": int(table.shape[1]), **(_pack_sparse if "mask" in found else _pack_dense)(found)}
@@ -33,8 +38,10 @@ def list_table_arrays(table: Mapping[str, Any]) -> dict[str, np.ndarray[Any, Any
 
 
 def describe_table(table: Mapping[str, Any], stem: str) -> dict[str, Any]:
-    """Return the numbers that `read_table` returns beside arrays, and the names of the `files` of these: STEM.npy has
-    the data, STEM_scale.npy the scale, and so on."""
+    """Return the numbers of `read_table`, and as `files` the names of the files for its arrays.
+
+    STEM.npy has the data, STEM_scale.npy the scale, and so on.
+    """
     arrays = list_table_arrays(table)
     return {**{name: each for name, each in table.items() if name not in arrays},
             "files": {name: f"{stem}{'' if name == 'data' else f'_{name}'}.npy" for name in arrays}}

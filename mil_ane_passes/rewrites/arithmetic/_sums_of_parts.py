@@ -65,7 +65,7 @@ class StoredProduct:
 
 
 def find_stored_product(op: Operation) -> StoredProduct | str:
-    """Describe `op` as a product with a stored weight, or return why it is none that parts can be made of."""
+    """Describe `op` as a product with a stored weight, or return why it cannot be split into parts."""
     name = "y" if op.op_type == "matmul" else "weight"
     weight = op.inputs[name]
     if not (is_const(weight) or is_compressed(weight)) or is_const(op.x):
@@ -81,7 +81,7 @@ def find_stored_product(op: Operation) -> StoredProduct | str:
 
 
 def find_form_obstacle(product: StoredProduct) -> str:
-    """Return why no parts of `product` are made on the ANE or their gain is not known, or ""."""
+    """Return why `product` is not split on the ANE, or why the gain is not known, or ""."""
     if product.op.x.dtype != types.fp16:
         return FP32_UNSUPPORTED_REASON
     if get_static_shape(product.op.x) is None or get_static_shape(product.op.outputs[0]) is None:
@@ -109,10 +109,11 @@ def estimate_gain(product: StoredProduct, parts: Parts, chip: Chip) -> float:
 def find_gain_obstacle(
     product: StoredProduct, parts: Parts, measured: str, generations: Sequence[Generation], against: str,
 ) -> str:
-    """Return why `parts` are not made for `generations`, or "": they were measured to be faster on `measured` only, and
-    the latency there has to gain.
+    """Return why `parts` are not made for `generations`, or "".
 
-    That weights are streamed again for each tile does not count if the tile size was not measured.
+    They were measured to be faster on `measured` only, and the latency estimated for it has to decrease.
+
+    Repeated streaming of weights, once for each tile, does not count if the tile size was not measured.
     """
     (chip,) = find_chips(measured)
     if "tile_bytes" not in chip.measured:

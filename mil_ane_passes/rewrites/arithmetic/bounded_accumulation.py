@@ -1,4 +1,4 @@
-"""Keep the partial sums of convolutions and matrix products within what the ANE accumulates."""
+"""Keep the partial sums of convolutions and matrix products within the range of the ANE's accumulator."""
 
 from __future__ import annotations
 

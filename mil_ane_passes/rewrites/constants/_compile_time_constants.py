@@ -1,8 +1,8 @@
 """Compile-time constants: values that are inferred during conversion and independent of the machine.
 
 coremltools infers values while it builds an op, and never again. `propagate_constant` does so for the users of an op
-whose value has become known since; `is_compile_time_constant` and `Float64Values` say which of the inferred values may
-be stored in place of the ops that compute them.
+whose value has become known since; `is_compile_time_constant` and `Float64Values` determine which of the inferred
+values may be stored in place of the ops that compute them.
 """
 
 from __future__ import annotations

@@ -178,8 +178,8 @@ def extract_axis_line(mb: RewriteBuilder, size: AxisSize, rank: int, axis: int) 
 def cut_const_to_length(mb: RewriteBuilder, const: Var, like: Var, axis: int) -> Var:
     """Return as many elements of `const` as `like` has along `axis`; no element of `like` is read.
 
-    The two are joined, and as many elements as `const` has are cut off the end: a slice with fixed parameters, where
-    one with a computed end leaves the ANE.
+    The two are concatenated, and a slice drops as many elements from the end as `const` has: its parameters are
+    constant, whereas a slice with a computed end leaves the ANE.
     """
     joined = mb.concat(values=[const, like], axis=axis)
     ends = [0] * const.rank

@@ -262,7 +262,7 @@ class _ConvPlan:
 def _build_staged_convs(mb: RewriteBuilder, op: Operation, sizes: ConvSizes, steps: tuple[int, ...]) -> Var:
     """Build the conv that makes channels of p x p elements, and the one over them, whose windows are p times shorter.
 
-    Pads are the first one's: floor((floor(L / p) - q) / t) is floor((L - q * p) / (t * p)), so no place is cropped.
+    Pads are the first one's: floor((floor(L / p) - q) / t) is floor((L - q * p) / (t * p)), so no position is cropped.
     """
     channels, (high, wide) = int(op.x.shape[1]), steps
     between = channels * high * wide

@@ -27,7 +27,7 @@ from ._conv_geometry import (
 from ._examples import make_conv_example
 
 _UP_TO_A13 = get_generations_between(last="a13")
-"Generations of the time of the list; an M4 supports dilated convs."
+"Generations that existed when the list was written; an M4 supports dilated convs."
 
 
 class UndilateConv(Rewrite):

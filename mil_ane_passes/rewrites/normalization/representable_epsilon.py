@@ -28,7 +28,7 @@ _BINARY_STEPS, _UNARY_STEPS = ("add", "maximum", "mul", "real_div"), ("sqrt", "r
 _MAX_PRODUCT_DEPTH = 3
 "Number of nested products that are searched for the squared value."
 _MIN_EXPLICIT_EPSILON = 1e-40
-"Smallest epsilon that counts as one: below it is coremltools' default of log, which means no epsilon."
+"Smallest epsilon that counts as one: coremltools' default for log is smaller, and means no epsilon."
 _NEGLIGIBLE_EPSILON_RATIO = 2.0**10
 "Ratio of a variance to an epsilon from which adding the epsilon moves it by half a unit of fp16 at most."
 _SHAPE = (2, 3, 4, 16)

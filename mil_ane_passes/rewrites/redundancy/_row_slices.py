@@ -60,8 +60,8 @@ _INDEX_REDUCTIONS = ("reduce_argmax", "reduce_argmin")
 EXACT_OPS = MOVEMENT_OPS | {*_EXACT_UNARY_OPS, *_EXACT_BROADCASTING_OPS, "pad"}
 """Ops whose result for a row has the same bits in each implementation: moved, compared, or rounded correctly.
 
-Sums may be ordered by the number of rows; of a vector, exp may round otherwise than of its remainder, and the maximum
-of zeros of both signs may be either of them.
+The order of a sum may depend on the number of rows, a vectorized exp may round differently from the scalar one for the
+remaining elements, and the maximum of zeros of both signs may be either of them.
 """
 
 

@@ -102,9 +102,9 @@ class CommonSubexpressions(BlockRewrite):
 def _find_repetitions(
     block: Block, seen: ChainMap[Hashable, Operation], first_of: dict[Var, Var],
 ) -> Iterator[Hit | Miss]:
-    """Yield the ops of a block, and of those nested in it, that compute what an op in sight has computed.
+    """Yield the ops of a block, and of those nested in it, that compute the same as an earlier op in scope.
 
-    `seen` has the ops in sight by what they compute; `first_of` leads from a repeated value to the first.
+    `seen` maps keys to the ops in scope that compute them; `first_of` maps a repeated value to the first one.
     """
     consts: dict[Var, Hashable] = {}
     for op in block.operations:
@@ -124,12 +124,12 @@ def _find_repetitions(
 
 
 def _look_up(seen: MutableMapping[Hashable, Operation], key: Hashable, op: Operation) -> Operation | None:
-    """Return the op in sight that computes `key`; if there is none, `op` is from now on."""
+    """Return the op in scope that computes `key`; if not found, add `op` as that op and return None."""
     return None if (found := seen.setdefault(key, op)) is op else found
 
 
 def _make_key(op: Operation, first_of: dict[Var, Var], consts: dict[Var, Hashable]) -> Hashable | None:
-    """Make a key that ops share which compute the same; None where what an op computes cannot be compared."""
+    """Make a key that is equal for ops that compute the same; None if the results of `op` cannot be compared."""
     if not op.outputs or any(types.is_list(var.sym_type) or types.is_state(var.sym_type) for var in op.outputs):
         return None
 
