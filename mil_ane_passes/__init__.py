@@ -69,7 +69,7 @@ _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 
 def _make_guard(target: str, most: float) -> Any:
-    """The guard of a target that lets the predicted cost grow by the share `most`."""
+    """Make the guard for `target` that allows the predicted cost to increase by the fraction `most`."""
     home = import_module(f"{__name__}.commands.pipeline")  # when it is needed, as with all names below
     return home.make_guard(home.make_forecaster(target), most)
 

@@ -72,10 +72,11 @@ class AdaptOptions:
     target: str = field(default="m4", metadata=flag())
     "the chip to rewrite for and to predict (default: m4)"
     cache: str = field(default="io", metadata=flag(choices=("io", "state")))
-    "decoders: io (default): the cache goes in, its new rows come out, and the caller keeps it; state: one state"
+    """decoders: io (default): the cache is an input, its new rows are an output, and the caller keeps it; state: the
+    cache is one state"""
     embedding: str = field(default="package", metadata=flag(choices=("package", "npy", "one-hot")))
-    """decoders: who looks up the embeddings of tokens: package (default): the lookup package; npy: the caller, in a
-    file of the table; one-hot: the main package, by a product with the table, for small vocabularies"""
+    """decoders: where embeddings of tokens are looked up: package (default): in the lookup package; npy: by the caller,
+    in a file of the table; one-hot: in the main package, by a product with the table, for small vocabularies"""
     parts: int | None = field(default=None, metadata=flag(type=positive_int, metavar="N"))
     "decoders: split the main package into N packages, between its layers"
     max_part_size: str | float | None = field(default=None, metadata=flag(metavar="SIZE"))

@@ -84,13 +84,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 @command(CalibrateOptions)
 def calibrate(options: CalibrateOptions) -> CalibrateReport:
-    """Run a model on `feeds` (a mapping from input name to array, or several) or within `ranges` (input name to (low,
-    high), both included), at float32, and report for each value its range, its fp16 headroom, the bound on its partial
-    sums, the rules that match, and the rewrites that fix an overflow: each matching rule is tried on a copy. Without
-    feeds and ranges the model runs on random feeds, those of the equivalence check: normal values, and indices that are
-    valid; the report has `sampled` set.
+    """Run a model at float32 and report which values exceed fp16, and which rewrites fix them.
 
-    Raises InputError where feeds or ranges do not fit, NotSupported for an op the runtime lacks, and LimitReached if
+    The model runs on `feeds` (a mapping from input name to array, or several) or within `ranges` (input name to (low,
+    high), both included). Without both it runs on the random feeds of the equivalence check, which are normal numbers
+    and valid indices; the report then has `sampled` set. The report has for each value its range, its fp16 headroom,
+    the bound on its partial sums, the rules that match, and the rewrites that fix an overflow: each matching rule is
+    tried on a copy.
+
+    Raises InputError if feeds or ranges do not fit, NotSupported for an op the runtime lacks, and LimitReached if
     runs take more than `max_steps` loop steps each or `max_seconds` together (None: no limit).
     """
     from ..equivalence.calibration import calibrate_program

@@ -207,37 +207,47 @@ def run(arguments: argparse.Namespace) -> int:
 def edit(options: EditOptions) -> EditReport:
     """Edit the ML Program package `src` and write the result to `dst`; the rest of the package is unchanged.
 
-    `src` is a path, a `Package` as it was loaded, or an MLModel that is a package on disk. `fix_shape` gives inputs
-    with flexible shapes one shape: a mapping from name to shape; a list of such mappings, or a mapping from function
-    names to them, makes a function of each, which share the weights (the first is the default). `pad_shape` pads inputs
-    to a shape, with what reads them computed in full and masked, and makes an input of the position where a number
-    follows from the real length; a size may be a pair of the smallest and the largest real size. `fold_sizes` turns
-    values that depend only on fixed sizes into constants, `one_hot_rows` reads rows at computed positions by products,
-    `add_masks` adds masks to scores instead of selects, `narrow_masks` removes their repetition. `merge_states` names
-    the one state of rank 4 that all states become. `state_to_io` names states ("all": each) that become inputs and
-    outputs. `one_hot` maps integer inputs to the inputs of one-hot rows that replace them. `embedding_file` maps them
-    to paths of files that end in .npy, each of which gets the table, as compressed as it is stored; parameters of the
-    compression and a .json that names all files are beside it, and the model reads rows of the table, INPUT_rows.
-    `tile_output` maps outputs to the number of outputs that they are split into. `expose` names inner values to return
-    as well; a type that is not allowed in the interface is cast, and the report says so. `drop_output` names outputs to
-    remove, with all ops that only they needed. `io` is "fp16" or "fp32", the type that all float inputs and outputs
-    get, or maps one or both to the names that get it. `rename` maps names of inputs, outputs, states or inner values to
-    their new names. `split_at` makes two packages that run one after the other, cut after the values it names:
-    OUT_1.mlpackage and OUT_2.mlpackage for the `dst` OUT.mlpackage, both or neither; with `function` they do not
-    contain the other functions. `split_inputs` does so after what is computed from one of these inputs alone,
-    `split_constant_inputs` after the values that depend only on inputs that are the same for many calls. `split_parts`
-    makes that many packages with even weights, OUT_1 to OUT_N, `max_part_size` (bytes, or a text such as "1.4GB") as
-    few as have at most that many bytes of weights each; both cut where the fewest bytes cross. `dedup_weights` stores
-    weights of equal bytes once. `function` edits that function alone (default: each that has the named values). All
-    names are those of `src`, regardless of other edits. `dry_run` writes nothing. `verify` runs the source and the
-    result on random feeds, mapped across the change, on the reference runtime; if results differ or cannot be compared,
-    nothing is written and the status is "rejected". `link`: unchanged files become hard links where they cannot be
-    cloned, so that the packages share them. `ahead`: copies of the source's large files that the caller has already
-    started.
+    `src` is a path, a `Package` as it was loaded, or an MLModel that is a package on disk. Edits are made in the order
+    of this list, whatever the order of the arguments; all names are those of `src`, regardless of other edits:
 
-    The order is fixed, whatever the order of the arguments: fix_shape, pad_shape, fold_sizes, one_hot_rows, add_masks,
-    narrow_masks, merge_states, state_to_io, one_hot, embedding_file, tile_output, expose, drop_output, io, rename,
-    split_at, split_inputs, split_constant_inputs, split_parts, max_part_size, dedup_weights.
+    - `fix_shape` gives inputs with flexible shapes one shape: a mapping from name to shape. A list of such mappings, or
+      a mapping from function names to them, makes a function for each mapping; these functions share the weights, and
+      the first one is the default.
+    - `pad_shape` pads inputs to a shape. Ops on padded values compute at full size, and the padding is masked. A number
+      that follows from the real length, such as a position, becomes an input. A size may be a pair of the smallest and
+      the largest real size.
+    - `fold_sizes` turns values that depend only on fixed sizes into constants.
+    - `one_hot_rows` reads rows at computed positions by products with one-hot matrices.
+    - `add_masks` adds masks to scores instead of selecting by them.
+    - `narrow_masks` removes the repetition of masks.
+    - `merge_states` names the one state of rank 4 into which all states are merged.
+    - `state_to_io` names the states ("all": each) that become inputs and outputs.
+    - `one_hot` maps integer inputs to the names of the one-hot inputs that replace them.
+    - `embedding_file` maps integer inputs to paths that end in .npy, to which the table is written, compressed as it is
+      stored. Parameters of the compression and a .json that names all files are written beside it. The model then reads
+      rows of the table from the input INPUT_rows.
+    - `tile_output` maps outputs to the number of outputs that they are split into.
+    - `expose` names inner values to return as well. A type that is not allowed in the interface is cast, and the report
+      states this.
+    - `drop_output` names outputs to remove, with all ops that only they need.
+    - `io` is "fp16" or "fp32", the new type of all float inputs and outputs, or maps one or both types to the names
+      that get it.
+    - `rename` maps names of inputs, outputs, states or inner values to their new names.
+    - `split_at` names values after which the model is cut into two packages that run one after the other:
+      OUT_1.mlpackage and OUT_2.mlpackage for the `dst` OUT.mlpackage, both or neither. With `function` they do not
+      contain the other functions.
+    - `split_inputs` cuts in the same way after the values that depend on only one of these inputs.
+    - `split_constant_inputs` cuts after the values that depend only on these inputs, which are the same for many calls.
+    - `split_parts` cuts into that many packages, OUT_1 to OUT_N, with balanced weights, where the fewest bytes cross.
+    - `max_part_size` (bytes, or a text such as "1.4GB") cuts into as few packages as possible with at most that many
+      bytes of weights each, where the fewest bytes cross.
+    - `dedup_weights` stores weights of equal bytes once.
+
+    `function` edits only that function (default: each that has the named values). `dry_run` writes nothing. `verify`
+    runs the source and the result on random feeds, mapped across the change, on the reference runtime; if results
+    differ or cannot be compared, nothing is written and the status is "rejected". With `link`, unchanged files become
+    hard links if they cannot be cloned, so that the packages share them. `ahead` holds copies of the source's large
+    files that the caller has already started.
 
     Raises InputError for anything that cannot be done, with the reason; nothing is written then.
     """

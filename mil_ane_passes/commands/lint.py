@@ -303,14 +303,15 @@ def read_lint_settings(arguments: argparse.Namespace) -> LintSettings:
 def lint(options: LintOptions) -> LintReport:
     """Find the ops of `src` that leave the ANE of `target`, with the rule, its evidence, and the fix of each.
 
-    `select` and `ignore` choose the reported rules (codes, beginnings of codes such as ANE3, slugs or names; `ignore`
-    wins). A rule that finds unsupported ops always counts in the prediction: hiding a finding does not get an op onto
-    the ANE. `per_op_ignores` maps patterns of names of values (`encoder_*`, `main/x`) to rules that are ignored there:
-    such findings are counted in the report's `ignored`. `options` sets options of rules, by name. `after` is a second
-    source that is checked in the same way, `baseline` the JSON of an earlier report. `measured` is Core ML's
-    answer on a Mac (the result.json of `measure.py`, a dumped compute plan, or its data): it overrides the prediction
-    where both differ and its chip is the target, and is reported beside the predicted backends and costs. With `sizes`
-    the report has advice on compressed weights.
+    `select` and `ignore` choose the reported rules (codes, code prefixes such as ANE3, slugs or names; `ignore` has
+    priority). A rule that finds unsupported ops always counts in the prediction: hiding a finding does not move an op
+    to the ANE. `per_op_ignores` maps patterns of names of values (`encoder_*`, `main/x`) to rules that are ignored
+    there: such findings are counted in the report's `ignored`. `options` sets options of rules, by name. `after` is a
+    second source that is checked in the same way, `baseline` the JSON of an earlier report. `measured` is Core ML's
+    result on a Mac (the result.json of `measure.py`, a dumped compute plan, or its data). It overrides the prediction
+    where the two differ if its chip is the target, and it is reported beside the predicted backends and costs. With
+    `sizes` the report has advice on compressed weights.
+
     Raises InputError for input that cannot be read and for unknown names.
     """
     return _prepare_linter(options).lint(options.src)

@@ -91,11 +91,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 @command(UpgradeOptions)
 def upgrade(options: UpgradeOptions) -> Package:
-    """Convert the NeuralNetwork `src` to an ML Program of the same interface, and save it to `dst` where that is set.
+    """Convert the NeuralNetwork `src` to an ML Program of the same interface, and save it to `dst` if that is set.
 
-    `src` is the path of an .mlmodel, or of an .mlpackage that holds a network, a `ct.models.MLModel` or its spec.
-    `precision` is that of the ops; arrays of the interface stay fp32 and int32, and doubles, which ML Programs do not
-    have, become fp32. Names that are not identifiers become ones. Quantized weights stay quantized.
+    `src` is the path of an .mlmodel, or of an .mlpackage that contains a network, a `ct.models.MLModel` or its spec.
+    `precision` is the precision of the ops. Inputs and outputs stay fp32 and int32; doubles, which ML Programs do not
+    support, become fp32. Names that are not identifiers are changed to identifiers. Quantized weights stay quantized.
 
     Raises InputError for a model that is not a network, and for layers that have no form in an ML Program, each by its
     name and kind.

@@ -219,9 +219,9 @@ def verify(options: VerifyOptions) -> VerifyReport:
     `widths`, float inputs and outputs may have different widths, as after `ane::fp16_io`. `max_steps`,
     `max_seconds` and `max_memory` as in `run`: beyond them the result is "not verified".
 
-    A NeuralNetwork is compared as the ML Program that `upgrade` makes of it; the report's `upgraded` says so. What two
-    packages declare has to agree as well: the order of an image's channels, defaults of inputs that may be left out,
-    the shapes that are run, and how a pipeline connects its parts.
+    A NeuralNetwork is compared as the ML Program that `upgrade` makes of it; the report's `upgraded` describes it.
+    Declarations of two packages have to agree as well: the order of an image's channels, defaults of optional inputs,
+    the shapes that are run, and the connections between parts of a pipeline.
 
     `atol`, `rtol`, `snr`, `cosine` limit the error of models that are expected to differ; see `Accuracy`. An entire
     pipeline may be compared with a single model. One side may be a torch module (in eval mode) or any callable, which
@@ -229,10 +229,9 @@ def verify(options: VerifyOptions) -> VerifyReport:
     `tolerance` times the largest value (default 1e-4 for a model entirely in fp32, else 2e-2); integers have to be
     equal.
 
-    `report` is where to write evidence, a JSON file by which somebody else repeats the check of two files with
-    `replay`; the report's `repeated` and `departed` say what was the same then, and what was not. With `replay`, models
-    that are not given are those at the recorded paths, and the options are the recorded ones (feeds have to be given
-    again).
+    `report` is the path of a JSON file to write, with which others can repeat the check of two files by `replay`; the
+    report's `repeated` and `departed` then describe what was the same, and what was not. With `replay`, models that are
+    not given are those at the recorded paths, and the options are the recorded ones (feeds have to be given again).
 
     Raises InputError for feeds or interfaces that do not fit and for a callable that raises, NotSupported (nothing
     run) for an op the reference runtime lacks.

@@ -42,10 +42,10 @@ def convert(
     differs and has the model as `mlmodel`, and InputError for a check of a model that is not from torch or is not an ML
     Program. Programs of torch.export need torch 2.5 or newer, else InputError.
 
-    Seeded inputs are normal numbers: they do not check what only larger or rarer values reach (a threshold, a class).
-    `feeds` (a mapping from input name to array, or several) and `ranges` (input name to (low, high)) are checked in
-    addition, as in `rewrite`. Values that fp16 cannot hold (an angle of thousands) are found by lint's rules in these
-    runs, logged as a warning, and named in NotEqual.
+    Seeded inputs are normal numbers: they do not test code that only larger or rarer values reach (a threshold, a
+    class). `feeds` (a mapping from input name to array, or several) and `ranges` (input name to (low, high)) are
+    checked in addition, as in `rewrite`. Values that fp16 cannot hold (an angle of thousands) are found by lint's rules
+    in these runs, logged as a warning, and named in NotEqual.
     """
     inputs = _bind_arguments(*arguments, **named)
     samples = UserInputs.of(feeds, ranges)
