@@ -244,7 +244,8 @@ def _check_target(options: AdaptOptions, source: Path) -> Path:
         raise InputError(f"output '{target}': leads to the source package '{source}', into it or around it; expected "
                          "another folder: the source is never changed")
     if target.suffix == ".mlpackage":
-        raise InputError(f"output '{target}': is the name of a package; expected that of a folder, which gets several")
+        raise InputError(f"output '{target}': is the name of a package; expected the name of a folder, to which "
+                         "several packages are written")
     if (around := find_enclosing_package(target)) is not None:
         raise InputError(f"output '{target}': is in the package {around}; expected a path outside of packages")
     if os.path.lexists(target):

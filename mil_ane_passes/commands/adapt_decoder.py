@@ -153,15 +153,16 @@ def check_sizes(options: AdaptOptions, structure: DecoderStructure) -> list[int]
         return _check_recurrent(options, structure)
     context = options.context or structure.rows
     if structure.caches and options.cache == "state":
-        raise InputError(f"{format_option_values('cache', 'state')}: the cache of the source goes in and out; expected "
+        raise InputError(f"{format_option_values('cache', 'state')}: the cache of the source is an input and an "
+                         "output; expected "
                          f"{format_option_values('cache', 'io')}, or a source with states")
     if context > structure.rows or context < 2 + structure.least:
         held = "can have" if structure.caches else "has"
         raise InputError(f"{format_option_values('context', context)}: the cache {held} {structure.rows} rows; "
                          f"expected {2 + structure.least} to {structure.rows}; convert the source model again for more")
     if structure.steps not in (None, 1):
-        raise InputError(f"the token ids '{structure.ids}' are (1, {structure.steps}); expected a flexible number, or "
-                         "one")
+        raise InputError(f"the token ids '{structure.ids}' are (1, {structure.steps}); expected a flexible "
+                         "number of tokens, or one: convert the source model again")
     if options.embedding == "one-hot" and structure.vocabulary > _MAX_ONE_HOT:
         raise InputError(f"{format_option_values('embedding', 'one-hot')}: the table has {structure.vocabulary:,} "
                          f"rows; expected {_MAX_ONE_HOT:,} at most, the inner dimension of a product, or "
@@ -172,8 +173,8 @@ def check_sizes(options: AdaptOptions, structure: DecoderStructure) -> list[int]
         raise InputError(f"{format_option_values('prefill', options.prefill)}: expected fewer tokens than the context, "
                          f"{context}")
     if structure.steps == 1:
-        raise InputError(f"{format_option_values('prefill', options.prefill)}: the model takes one token a call; "
-                         "convert it with a flexible number")
+        raise InputError(f"{format_option_values('prefill', options.prefill)}: the model processes one token per call; "
+                         "convert the source model with a flexible number of tokens")
     return [1, options.prefill]
 
 
@@ -186,10 +187,10 @@ def _check_recurrent(options: AdaptOptions, structure: DecoderStructure) -> list
              "token ids alone are looked up")):
         if given is not None:
             raise InputError(f"{format_option_values(name, given)}: the model is recurrent, it has states "
-                             f"({', '.join(structure.states)}) and no attention: {why}; expected no such option")
+                             f"({', '.join(structure.states)}) and no attention: {why}; remove this option")
     if structure.steps not in (None, 1):
-        raise InputError(f"the token ids '{structure.ids}' are (1, {structure.steps}); expected a flexible number, or "
-                         "one")
+        raise InputError(f"the token ids '{structure.ids}' are (1, {structure.steps}); expected a flexible "
+                         "number of tokens, or one: convert the source model again")
     return [1] if options.prefill in (None, 1) else [1, int(options.prefill or 1)]
 
 
@@ -423,7 +424,7 @@ def _transform(
     lookup, main = apply_transforms(draft, [*rest, SplitInputs(integers)])
     outputs = {var.name for var in main.program.functions[structure.function].outputs}
     if options.cache == "io" and not {f"{name}_rows" for name in _list_caches(structure)} <= outputs:
-        raise InputError("the cache is not written by rows at the position alone; expected that of all layers, or "
+        raise InputError("not all layers write the cache as rows at the position; expected this form in all layers, or "
                          f"{format_option_values('cache', 'state')}")
     once: Draft | None = None
     if structure.fixed:

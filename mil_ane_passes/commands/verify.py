@@ -197,7 +197,8 @@ def _import_module(name: str) -> Any:
             return importlib.import_module(name)
         spec = importlib.util.spec_from_file_location(path.stem, path)
         if spec is None or spec.loader is None or not path.is_file():
-            raise InputError(f"{format_option_values('torch')}: no file '{name}'")
+            raise InputError(f"{format_option_values('torch')}: no file '{name}'; expected MODULE:FACTORY, or the path "
+                             "of a Python file, as in model.py:Net")
         module = importlib.util.module_from_spec(spec)
         sys.modules.setdefault(path.stem, module)
         spec.loader.exec_module(module)

@@ -36,7 +36,7 @@ def check_declarations(
         layouts = [_get_color_space(each) for each in (old, new)]
         if None not in layouts and layouts[0] != layouts[1]:
             raise InputError(f"{who} is an image in the order {layouts[0]} in the first and {layouts[1]} in the "
-                             "second, so that the same image gives other numbers; expected the same order")
+                             "second, so the same image has different numbers; expected the same order")
         if kind == "input" and old.name not in (fed or ()):
             _check_default(who, old, new)
     if fed is None and function is not None:

@@ -250,7 +250,7 @@ def _iterate_pipeline_plans(
     required = {name for part in get_pipeline_functions(program) for name in program.functions[part].inputs}
     for name in set(feeds) - required:
         raise InputError(
-            f"feed '{name}': no such input{suggest_nearest(name, required)}; no ML Program of the pipeline takes it"
+            f"feed '{name}': no such input{suggest_nearest(name, required)}; no ML Program of the pipeline reads it"
         )
     for part in get_pipeline_functions(program):
         function = program.functions[part]

@@ -32,5 +32,6 @@ def replace_file(path: Path, fill: Callable[[IO[bytes]], object], overwrite: boo
         try:
             move_to_free_path(staged, path)
         except FileExistsError as error:
-            raise InputError(f"{path}: another run put a file there meanwhile; it stays, and nothing of this run is "
-                             "left; expected a free path, or overwrite to replace what is there") from error
+            raise InputError(f"{path}: another run has written a file to this path in the meantime, which is kept; "
+                             "this run wrote nothing; expected a free path, or overwrite to replace the "
+                             "file") from error

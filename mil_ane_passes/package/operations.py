@@ -85,7 +85,8 @@ class BlockReader:
         """Raise InputError if the message cannot be an op of any type."""
         if not spec.type or not (spec.inputs or spec.outputs or spec.blocks):
             found = f"neither inputs nor outputs (type {spec.type!r})" if spec.type else "no type"
-            raise InputError(f"{self._where}: op {name!r} has {found}; expected an op that does something; {_REMEDY}")
+            raise InputError(f"{self._where}: op {name!r} has {found}; expected an op with a type and inputs, outputs "
+                             f"or blocks; {_REMEDY}")
         if spec.type == "const" and ("val" not in spec.attributes or len(spec.outputs) != 1):
             raise InputError(
                 f"{self._where}: const {name!r} has {len(spec.outputs)} outputs and "

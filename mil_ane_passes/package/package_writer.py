@@ -95,8 +95,8 @@ def replace_source(package: Package, backup: str | os.PathLike[str]) -> None:
         try:
             exchange_paths(new, target, staging.folder / REPLACED)
         except FileExistsError as error:  # the source cannot be put back, so only the backup is left of it
-            raise InputError(f"{target}: another run put something there meanwhile; it stays, and the source is kept "
-                             f"as {kept}") from error
+            raise InputError(f"{target}: another run has written to this path in the meantime; its result is kept, and "
+                             f"the source is kept as {kept}") from error
         except BaseException:
             os.rename(kept, staging.folder / _TAKEN_BACK_NAME)
             raise
@@ -322,8 +322,9 @@ def publish_output(
                 raise
         except FileExistsError as error:
             if not overwrite:
-                raise InputError(f"{target}: another run put a {what} there meanwhile; it stays, and nothing of this "
-                                 "run is left; expected a free path, or overwrite to replace what is there") from error
+                raise InputError(f"{target}: another run has written a {what} to this path in the meantime, which is "
+                                 "kept; this run wrote nothing; expected a free path, or overwrite to replace the "
+                                 f"{what}") from error
     raise InputError(f"{target}: other runs keep replacing it; write to this path with one run at a time")
 
 

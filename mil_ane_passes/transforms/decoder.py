@@ -104,7 +104,8 @@ def recognize_decoder(program: Program, where: str) -> DecoderStructure:
     logits = _find_logits(function, set(returned.values()), where)
     width = (get_sizes(logits.sym_type) or (None,))[-1]
     if width is None:
-        raise InputError(f"{where}: the size of the output '{logits.name}' is not fixed; expected logits")
+        raise InputError(f"{where}: the size of the output '{logits.name}' is not fixed; expected logits of fixed "
+                         "width")
     return DecoderStructure(name, ids.name, None if mask is None else mask.name, states, logits.name, rows,
                             int(table.x.shape[0]), sizes[1], returned, least, fixed, lengths, shortest, longest)
 
@@ -119,7 +120,7 @@ def _check_fixed(function: Function, names: Sequence[str], where: str) -> tuple[
         var = function.inputs[name]
         if not types.is_float(var.dtype):
             raise InputError(f"{where}: '{name}' is an input of {types.builtin_to_string(var.dtype)} besides token ids "
-                             "and a mask; expected these, the cache, and floats, such as what an encoder returned")
+                             "and a mask; expected these, the cache, and floats, such as the result of an encoder")
     return tuple(names)
 
 
@@ -141,7 +142,7 @@ def _find_fixed_lengths(
         ranges = read_ranges(get_feature(function, name), name, sizes)
         if len(axes) > 1 or axes == (0,) and len(sizes) > 2:
             raise InputError(f"{where}: '{name}' is {format_sizes(sizes)}, an input besides token ids and a mask; "
-                             "expected one flexible axis, the length of what an encoder returned, and no batch")
+                             "expected one flexible axis, the length of an encoder's result, and no batch")
         lengths[name] = axes
         low, high = max(low, ranges[axes[0]][0]), min(high, ranges[axes[0]][1])
         hides = hides or axes[0] == len(sizes) - 1 and reaches_softmax(var)
@@ -149,7 +150,7 @@ def _find_fixed_lengths(
         shape = f"'{name}' is {format_sizes(get_sizes(function.inputs[name].sym_type) or ())}, an input besides token "
         fixing = f"{format_option_values('fix_shape', name)}=... of edit"
         if not hides:
-            raise InputError(f"{where}: {shape}ids and a mask, and no input is added to scores that could hide its "
+            raise InputError(f"{where}: {shape}ids and a mask, and no input that is added to scores can hide its "
                              f"padding; expected a fixed shape: {fixing}, or a mask of floats (1, 1, 1, S) beside it")
         if not low <= high < _UNBOUNDED:
             raise InputError(f"{where}: {shape}ids and a mask, without a largest size; expected one in the range that "
@@ -200,7 +201,7 @@ def _find_mask(function: Function, steps: int | None, where: str) -> Var:
     sizes = get_sizes(found[0].sym_type) or ()
     if len(sizes) == _MASK_RANK and sizes[-2] == 1 and steps != 1:
         raise InputError(f"{where}: the mask '{found[0].name}' is {format_sizes(sizes)}, one row for all tokens of a "
-                         "call, so that each sees the ones behind it; expected a causal mask (1, 1, T, E)")
+                         "call, so that each token attends to later ones; expected a causal mask (1, 1, T, E)")
     if len(sizes) != _MASK_RANK or sizes[-1] is not None or any(size not in (1, None) for size in sizes[:2]):
         raise InputError(f"{where}: the mask '{found[0].name}' is {format_sizes(sizes)}; expected (1, 1, T, E) with "
                          "flexible E, which states the position")
@@ -212,9 +213,11 @@ def _find_rows(function: Function, states: tuple[str, ...], where: str) -> int:
     for op in function.operations:
         wrapped = next(_iterate_wraps(op), None) if op.op_type == "slice_update" else None
         if wrapped is not None:
-            raise InputError(f"{where}: the op '{op.outputs[0].name}' (slice_update) writes at a place modulo a number "
+            raise InputError(f"{where}: the op '{op.outputs[0].name}' (slice_update) writes at a position modulo a "
+                             "number "
                              f"('{wrapped.outputs[0].name}', {wrapped.op_type}), as the cache of a sliding window; "
-                             "expected rows at a place that rises: convert the source model without a sliding window")
+                             "expected rows at an increasing position: convert the source model without a sliding "
+                             "window")
         axis = _find_written_axis(op) if op.op_type == "slice_update" else None
         if axis is not None and axis != op.x.rank - 2:
             shape = format_sizes(get_sizes(op.x.sym_type) or ())

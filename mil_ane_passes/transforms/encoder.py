@@ -191,8 +191,8 @@ def _check_floats(draft: Draft, name: str) -> None:
         users = get_consumers(var)
         if users and not types.is_float(var.dtype):
             raise InputError(f"{draft.where}: the op '{users[0].outputs[0].name}' ({users[0].op_type}) reads "
-                             f"'{var.name}', integers, and floats that do not follow from these alone; expected "
-                             "integers that are looked up in tables, compared or masked with by themselves")
+                             f"the integers '{var.name}' and floats that do not depend on them alone; expected "
+                             "integers that are only looked up in tables, compared, or used for masks")
 
 
 @dataclass(frozen=True)
@@ -418,8 +418,8 @@ def choose_context(structure: EncoderStructure, context: int | None, where: str)
     given = format_option_values("context", context) if context is not None else format_option("context")
     if not structure.lengths:
         if context is not None:
-            raise InputError(f"{given}: all inputs of {where} have fixed sizes; expected none, or a model that was "
-                             "converted with a flexible length")
+            raise InputError(f"{given}: all inputs of {where} have fixed sizes; remove this option, or convert the "
+                             "source model with a flexible length")
         return None
     if context is None:
         if not structure.is_bounded:

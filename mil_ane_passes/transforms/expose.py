@@ -102,10 +102,10 @@ def _expose_value(draft: Draft, name: str, function: Function, var: Var) -> None
 def _check_value(function: str, var: Var, who: str) -> None:
     """Raise InputError if `var` cannot be an output."""
     if var.op is None:
-        raise InputError(f"{who}: '{var.name}' is an input of function '{function}' already: whoever runs it has it")
+        raise InputError(f"{who}: '{var.name}' is already an input of function '{function}', so the caller has its "
+                         "value")
     if var.op.op_type == "const" or var.op.op_type.startswith("constexpr_"):
-        raise InputError(f"{who}: '{var.name}' is a constant of function '{function}', the same in each run; it "
-                         "is in the package to be read")
+        raise InputError(f"{who}: '{var.name}' is a constant of function '{function}'; read it from the package")
     if get_dtype(var) is None:
         raise InputError(f"{who}: '{var.name}' is a {get_type_kind(var)}; only tensors can be made outputs")
 
@@ -127,8 +127,8 @@ def _choose_cast(name: str, function: Function, var: Var, who: str) -> str:
         return ""
     cast = choose_interface_dtype(function, dtype)
     if cast is None:
-        raise InputError(f"{who}: the value is {format_dtype(dtype)}, which Core ML has no outputs "
-                         f"of, and which cannot be cast in function '{name}' (for {describe_opset(function)})")
+        raise InputError(f"{who}: the value is {format_dtype(dtype)}; Core ML does not support outputs of this type, "
+                         f"and it cannot be cast in function '{name}' (for {describe_opset(function)})")
     return cast
 
 

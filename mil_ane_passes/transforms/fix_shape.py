@@ -73,7 +73,7 @@ class FixShape(Transform):
         if several and len(functions) > 1:
             raise make_request_error(
                 f"several functions have these inputs ({_format_names(list(functions))}); "
-                f"expected {format_option('function')} to say which one to make others of"
+                f"expected {format_option('function')} with the one from which the new functions are made"
             )
         for name, function in functions.items():
             if several and not (len(self._variants) == 1 and self._variants[0].name == name):
@@ -281,8 +281,8 @@ def _check_several_functions(name: str, function: Function) -> None:
             "minimum_deployment_target=ct.target.iOS18, or make a package for each shape"
         )
     if get_predicted_names(function):
-        raise make_request_error(f"'{name}' is a classifier, and coremltools makes none with several "
-                                 "functions; make a package for each shape")
+        raise make_request_error(f"'{name}' is a classifier, which coremltools does not support in a model with "
+                                 "several functions; make a package for each shape")
 
 
 def _select_shapes_to_fix(function: Function, variant: Variant) -> dict[str, Shape]:
@@ -400,8 +400,8 @@ def check_shape(name: str, shape: Shape, sizes: Sizes | None, feature: Any) -> b
         if fits:
             return False
         raise make_request_error(
-            f"the shape of '{name}' is {format_shape(sizes)} already and not flexible; expected that "
-            "or an input that is flexible; convert the source model again for another shape"
+            f"the shape of '{name}' is fixed to {format_shape(sizes)}; expected this shape, or an input that is "
+            "flexible; convert the source model again for another shape"
         )
     if not fits or (allowed is not None and not allowed.holds(shape)):
         raise make_request_error(f"{format_shape(shape)} is not among the shapes of '{name}'; expected one of "

@@ -127,8 +127,8 @@ class _FunctionChange:
         value = next((getattr(array, field) for field in _DEFAULT_VALUE_FIELDS if array.HasField(field)), 0.0)
         if self._dtype == "fp16" and _FP16_MAX < abs(value) < float("inf"):
             raise InputError(
-                f"{format_option_values('io', 'fp16')}: input '{name}' is {value:g} by default, and fp16 ends "
-                f"at {_FP16_MAX}; expected fp16 with the names of others"
+                f"{format_option_values('io', 'fp16')}: input '{name}' has the default value {value:g}, above the fp16 "
+                f"maximum of {_FP16_MAX}; expected fp16 with the names of other inputs and outputs"
             )
 
     def _done(self, name: str, note: str, changed: bool = True, exact: bool | None = True) -> None:

@@ -83,7 +83,7 @@ class _Merge:
             shape = get_static_shape(var)
             obstacle = find_state_obstacle(self._function, each)
             if obstacle:
-                raise self._error(f"the state '{each}' has to stay: {obstacle}")
+                raise self._error(f"the state '{each}' cannot be merged: {obstacle}")
             if shape is None or len(shape) < 3:
                 found = "no fixed shape" if shape is None else f"rank {len(shape)}"
                 raise self._error(f"the state '{each}' has {found}; expected a fixed shape of rank 3 or more")

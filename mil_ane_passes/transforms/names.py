@@ -30,7 +30,8 @@ def check_identifier(name: str, who: str) -> None:
         raise InputError(f"{who}: {name!r} is not a name that Core ML accepts; expected letters without accents, "
                          "digits, _ and @, and no digit or @ in front")
     if name in _RESERVED_WORDS:
-        raise InputError(f"{who}: {name!r} is a word of the MIL language; expected another name, such as '{name}_'")
+        raise InputError(f"{who}: {name!r} is a reserved word of the MIL language; expected another name, such as "
+                         f"'{name}_'")
 
 
 def strip_percent(name: str) -> str:

@@ -537,7 +537,7 @@ class Padding:
             index = op.indices.val
             least = int(op.x.shape[axis]) - self.samples.deficits[-1]
             if not is_const(op.indices) or np.min(index) < 0 or np.max(index) >= least:
-                raise Refusal(op, "it reads a padded axis at places that may be in the padding")
+                raise Refusal(op, "it reads a padded axis at positions that may be in the padding")
         self._clamp_places(op, int(op.x.shape[axis]))
         found |= {axis + place: FINITE for place in self.get_pads(op.indices)}
         self._set(op, found)
@@ -567,7 +567,7 @@ class Padding:
     def _pad_gather_along_axis(self, op: Operation) -> None:
         axis, pads = int(op.axis.val) % op.x.rank, self.get_pads(op.x)
         if axis in pads:
-            raise Refusal(op, "it reads a padded axis at places that may be in the padding")
+            raise Refusal(op, "it reads a padded axis at positions that may be in the padding")
         value = get_uniform(op.x)
         self._set(op, dict.fromkeys(self.samples.find_padded_axes(op.outputs[0], op), FINITE if value is None and (
             ANY not in pads.values()) else ANY if value is None else value))
@@ -578,7 +578,7 @@ class Padding:
             raise Refusal(op, "it gathers with batch dimensions")
         count, kept = int(op.indices.shape[-1]), op.indices.rank - 1
         if not is_const(op.indices) and not self._reads_real_places(op, [axis for axis in pads if axis < count]):
-            raise Refusal(op, "it gathers at places that move with the length")
+            raise Refusal(op, "it gathers at positions that move with the length")
         found: Pads = dict.fromkeys(self.samples.find_padded_axes(indices, op), FINITE)
         if kept in found:
             raise Refusal(op, "the number of its indices depends on the length")
@@ -622,7 +622,7 @@ class Padding:
                 moving = (axis, starts[0], stops[0] - starts[0])
                 begin[axis], end[axis] = 0, size
             else:
-                raise Refusal(op, f"the place it reads along axis {axis} does not follow the length one by one")
+                raise Refusal(op, f"the position that it reads along axis {axis} does not follow the length one by one")
         for axis, pad in self.get_pads(op.x).items():
             if moving is not None and axis != moving[0]:
                 found.setdefault(axis, pad)
@@ -638,12 +638,12 @@ class Padding:
         axis, start, count = moving
         x = op.x
         if op.inputs.get("stride") is not None and np.any(op.stride.val != 1):
-            raise Refusal(op, "it reads at a place that moves with the length, with a stride along another axis")
+            raise Refusal(op, "it reads at a position that moves with the length, with a stride along another axis")
         if (begin, end) != ([0] * x.rank, list(map(int, x.shape))):
             x = self.mb.slice_by_index(x=x, begin=begin, end=end)
             self.pads[x] = self.get_pads(op.x)
         if not types.is_float(x.dtype):
-            raise Refusal(op, "it reads integers at a place that moves with the length")
+            raise Refusal(op, "it reads integers at a position that moves with the length")
         if axis in self.get_pads(x):
             x = self._clear(op, x, axis)
         rows = self.make_one_hot(int(x.shape[axis]), start, count, types.builtin_to_string(x.dtype))
@@ -739,7 +739,8 @@ class Padding:
             if len(set(starts)) == len(set(stops)) == 1:
                 continue
             if not (self._follows(starts) and self._follows(stops)) or moving is not None:
-                raise Refusal(op, f"the place it writes along axis {axis} does not follow the length one by one")
+                raise Refusal(op, f"the position that it writes along axis {axis} does not follow the length one by "
+                                  "one")
             moving = (axis, starts[0])
         if moving is None:
             self._set_slice(op, begin, end)
@@ -770,7 +771,7 @@ class Padding:
     def _blend(self, op: Operation, x: Var, new: Var, axis: int, start: int) -> Var:
         """Return `x` with the rows `new` at a position that moves with the length (`start` at the full length)."""
         if not types.is_float(x.dtype):
-            raise Refusal(op, "it writes integers at a place that moves with the length")
+            raise Refusal(op, "it writes integers at a position that moves with the length")
         size, count = int(x.shape[axis]), int(new.shape[axis])
         dtype = types.builtin_to_string(x.dtype)
         rows = self.make_one_hot(size, start, count, dtype)

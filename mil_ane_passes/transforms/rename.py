@@ -114,13 +114,13 @@ def _check_pipeline(draft: Draft, names: Mapping[str, str], function: str | None
             inside |= _collect_interface_names(part.description)
             continue
         for old in names.keys() & _collect_interface_names(part.description):
-            raise InputError(f"{_format_option(old, names[old])}: part '{name}' of the pipeline takes or gives '{old}' "
-                             "and is no ML Program that could be edited too")
+            raise InputError(f"{_format_option(old, names[old])}: part '{name}' of the pipeline has the input or "
+                             f"output '{old}', but is not an ML Program, so it cannot be renamed there")
         outside |= _collect_interface_names(part.description)
     for old, new in names.items():
         if function is not None and old in inside | outside:
-            raise InputError(f"{_format_option(old, new)}: '{old}' is what parts of the pipeline hand each other; "
-                             f"expected no {format_option('function')}, so that all of them get the new name")
+            raise InputError(f"{_format_option(old, new)}: '{old}' is passed between parts of the pipeline; remove "
+                             f"{format_option('function')}, so that all of them get the new name")
         if new in (inside | outside) - names.keys():
             raise InputError(f"{_format_option(old, new)}: the pipeline has a feature '{new}' already; expected a name "
                              "that is free, or that is renamed too")

@@ -276,21 +276,22 @@ class FunctionGraph:
         """Return the value `name`. Raises CutError if the function cannot be cut at it."""
         var = find_value(self._function, name)
         if var in self.states:
-            raise CutError(f"'{name}' is a state: states are no values that cross; name a value that is read from it")
+            raise CutError(f"'{name}' is a state, which cannot be passed between packages; name a value that is read "
+                           "from it")
         if var in self.inputs:
             raise CutError(
-                f"'{name}' is an input: nothing would be left for a first part; name a value that an op makes"
+                f"'{name}' is an input: the first part would be empty; name a value that an op computes"
             )
         if var is None:
             outer = next((op for op in self.ops for inner in op.blocks
                           if name in {each.name for each in iterate_values(inner)}), None)
             if outer is not None:
-                raise CutError(f"'{name}' is inside a block of a {outer.op_type} op, which runs as a whole; the op "
-                               f"itself makes {_format_names(outer.outputs)}")
+                raise CutError(f"'{name}' is inside a block of a {outer.op_type} op, which cannot be cut; the op "
+                               f"itself computes {_format_names(outer.outputs)}")
             raise CutError(f"no value '{name}'{suggest_nearest(name, self.values())}")
         if self.constant[self.maker[var]]:
             raise CutError(
-                f"'{name}' depends on consts only: nothing would be left for a first part; name a value that "
+                f"'{name}' depends on consts only: the first part would be empty; name a value that "
                 "depends on an input"
             )
         if var not in self.outputs and not var.child_ops:
@@ -314,15 +315,16 @@ class FunctionGraph:
         left = [var for var in self.outputs if var not in made]
         if not left:
             raise CutError(
-                f"all outputs of the model ({', '.join(var.name for var in self.outputs)}) are made for "
-                f"{_format_names(named)}: nothing is left for a second part",
+                f"all outputs of the model ({', '.join(var.name for var in self.outputs)}) are computed up to "
+                f"{_format_names(named)}: the second part would be empty",
                 elsewhere=True,
             )
         effects = [place for place, op in enumerate(self.ops)
                    if place not in first and not self.constant[place] and not is_pure(op)]
         second = self.collect_required([*(self.maker[var] for var in left if var in self.maker), *effects]) - first
         if all(self.constant[place] for place in second):
-            raise CutError(f"nothing that depends on {_format_names(named)} or on an input is left for a second part",
+            raise CutError(f"no op after {_format_names(named)} depends on these or on an input: the second part would "
+                           "be empty",
                            elsewhere=True)
         return self._cut(named, first, second)
 

@@ -51,8 +51,8 @@ class SplitInputs(Transform):
     def _find_boundary(self, draft: Draft, name: str, function: Function) -> list[str]:
         values = find_boundary(function, self.names)
         if not values:
-            raise self._make_error("nothing that is computed from these alone is read by the rest; expected "
-                                   "inputs of ids, positions or masks")
+            raise self._make_error("the other ops read no value that depends only on these; expected inputs of ids, "
+                                   "positions or masks")
         draft.done.append(EditRecord(_OPTION, name, ", ".join(self.names), "computed from integers alone: "
                                      + ", ".join(f"'{var.name}'" for var in values)))
         return [var.name for var in values]
@@ -61,8 +61,8 @@ class SplitInputs(Transform):
         found = find_lookups(function, self.names)
         for each in self.names:
             if not found[each]:
-                raise self._make_error(f"nothing that is computed from '{each}' alone is read as floats by the rest; "
-                                       "expected an input of ids or positions")
+                raise self._make_error(f"the other ops read no floats that depend only on '{each}'; expected an input "
+                                       "of ids or positions")
             listed = ", ".join(f"'{var.name}'" for var in found[each])
             draft.done.append(EditRecord(_OPTION, name, each, f"computed from '{each}' alone: {listed}"))
         return [var.name for each in self.names for var in found[each]]

@@ -73,12 +73,12 @@ def _move_state(draft: Draft, name: str, function: Function, state: str) -> None
     obstacle = find_state_obstacle(function, state)
     shape = get_static_shape(function.inputs[state])
     if obstacle or shape is None:
-        raise InputError(f"{format_option_values('state_to_io', state)}: the state has to stay: "
+        raise InputError(f"{format_option_values('state_to_io', state)}: the state cannot be converted: "
                          f"{obstacle or 'its shape is not fixed'}")
     old = function.inputs[state]
     if old.dtype == types.fp16 and not can_have_fp16_interface(function):
-        raise InputError(f"{format_option_values('state_to_io', state)}: the state is fp16, which inputs of this model "
-                         "cannot be")
+        raise InputError(f"{format_option_values('state_to_io', state)}: the state is fp16, and inputs of this model "
+                         "cannot be fp16; convert the source model for iOS16 or later")
     dead = {*find_dead_ops(function), *find_unread_updates(function)}
     old.name = f"{state}_state"
     placeholder = Placeholder(shape, old.dtype, name=state)

@@ -57,8 +57,9 @@ class TileHead(Transform):
         names = list_tiles(self.output, self.count)
         taken = ({*function.inputs, *(var.name for var in function.outputs)} & set(names))
         if taken:
-            raise InputError(f"the tiles of the output '{self.output}' would be called as the input or output "
-                             f"'{min(taken)}'; expected this name to be free: {format_option('rename')} of edit")
+            raise InputError(f"a tile of the output '{self.output}' would have the name of the input or output "
+                             f"'{min(taken)}'; expected a free name: rename that one first, by {format_option('rename')} of "
+                             "edit")
         tiles: list[Var] = []
         with function:
             mb = RewriteBuilder(function, UniqueNames(function))

@@ -104,12 +104,13 @@ class _Change:
             raise InputError(f"{draft.where}: the input '{requested.ids}' has rank {len(shape)}, so that its rows have "
                              f"rank {len(self._shape)}; expected token ids of rank {_MAX_RANK - 1} or less")
         if requested.name in {*function.inputs, *(each.name for each in function.outputs)}:
-            raise InputError(f"{draft.where}: '{requested.name}' is an input or output; expected this name to be free: "
-                             f"give it another by {format_option('rename')} of edit")
+            raise InputError(f"{draft.where}: '{requested.name}' is already an input or output; expected a free name: "
+                             f"rename that one first, by {format_option('rename')} of edit")
         cast = choose_interface_dtype(function, self.table.dtype)
         if cast is None:
             raise InputError(f"{draft.where}: the table '{self.table.name}' is "
-                             f"{types.builtin_to_string(self.table.dtype)}, which inputs of this model cannot be")
+                             f"{types.builtin_to_string(self.table.dtype)}, and inputs of this model cannot have this "
+                             "type")
         self._dtype = types.string_to_builtin(cast) if cast else self.table.dtype
 
     def apply(self, rows: Rows | None) -> None:
@@ -195,8 +196,8 @@ def find_table_lookups(function: Function, ids: str, where: str) -> list[Operati
     reached = find_lookup(start)
     if not lookups and reached is not None:
         raise InputError(f"{where}: the op '{others[0].outputs[0].name}' ({others[0].op_type}) computes other integers "
-                         f"of the input '{ids}', which are looked up in the table '{reached.x.name}'; expected that "
-                         "the ids themselves are: positions and ids with an offset stay")
+                         f"from the input '{ids}', and these are looked up in the table '{reached.x.name}'; expected a "
+                         "lookup of the ids themselves, not of positions or of ids with an offset")
     if not lookups:
         raise InputError(f"{where}: the input '{ids}' is not looked up in a table by a gather op; expected token ids")
     if others:
@@ -216,7 +217,7 @@ def _check_table(lookup: Operation, ids: str, where: str) -> None:
     who = f"{where}: the input '{ids}' is looked up in '{table.name}', which"
     if not is_const(table) and not is_compressed(table):
         made = "is an input" if table.op is None else f"the op {table.op.op_type} computes"
-        raise InputError(f"{who} {made}; expected a table that is stored: it cannot be a file")
+        raise InputError(f"{who} {made}; expected a stored table, which can be written as a file")
     if table.rank != 2 or int(lookup.axis.val) % table.rank or batch is not None and int(batch.val):
         raise InputError(f"{who} has the shape {tuple(table.shape)}, along axis {int(lookup.axis.val)}; expected "
                          "entire rows of a table (rows, width)")
@@ -234,7 +235,8 @@ def _is_part_of_wrap(op: Operation, var: Var) -> bool:
 
 def _make_use_error(where: str, ids: str, op: Operation | None) -> InputError:
     who = "an output returns" if op is None else f"the op '{op.outputs[0].name}' ({op.op_type}) reads"
-    return InputError(f"{where}: {who} the token ids '{ids}' besides the lookup in a table; expected that alone")
+    return InputError(f"{where}: {who} the token ids '{ids}' in addition to the lookup in a table; expected only this "
+                      "lookup")
 
 
 def _describe_storage(parts: Mapping[str, Any], table: Var) -> str:

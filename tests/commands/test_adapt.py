@@ -848,8 +848,8 @@ def test_the_embedding_as_a_product_of_one_hot_rows(tmp_path):
 
 @pytest.mark.parametrize(("options", "form", "reason"), [
     ({}, "one-hot", "the table has 9 rows; expected 8 at most"),
-    ({"named": "embedding"}, "npy", "'embedding' is an input or output; expected this name to be free"),
-    ({"ids_read": True}, "npy", "the op 'kinds' (cast) reads the token ids 'ids' besides the lookup in a table"),
+    ({"named": "embedding"}, "npy", "'embedding' is already an input or output; expected a free name"),
+    ({"ids_read": True}, "npy", "the op 'kinds' (cast) reads the token ids 'ids' in addition to the lookup"),
     ({"table": twice_scaled}, "npy",
      "is compressed by constexpr_blockwise_shift_scale, or several times; expected one of constexpr_affine_dequantize"),
     ({"table": vectors}, "npy", "the table is compressed by palettes of vectors of 2; expected numbers"),
@@ -874,9 +874,9 @@ def test_an_embedding_that_cannot_be_taken_out_is_named(tmp_path, monkeypatch, o
     ({"batch": None, "form": "layers"}, [], "the cache 'cache_0' is (?, 1, ?, 4); expected (..., rows, width) with "
                                             "flexible rows alone: no batch, and no beams"),
     ({"masks": 2}, [], "such as one for a sliding window; expected one mask of floats"),
-    ({"mask_rows": 1}, [], "one row for all tokens of a call, so that each sees the ones behind it; expected a causal"),
+    ({"mask_rows": 1}, [], "one row for all tokens of a call, so that each token attends to later ones; expected"),
     ({"state": True}, [], "the cache 'cache' is an input, and 'held' is a state; expected one form of cache"),
-    ({}, ["--cache", "state"], "the cache of the source goes in and out; expected --cache io"),
+    ({}, ["--cache", "state"], "the cache of the source is an input and an output; expected --cache io"),
     ({}, ["--context", "9"], "the cache can have 8 rows; expected 3 to 8"),
     ({}, ["--context", "6", "--prefill", "6"], "--prefill 6: expected fewer tokens than the context, 6"),
 ])
@@ -894,12 +894,12 @@ def test_a_cache_that_is_carried_in_another_way_is_named(tmp_path, capsys, optio
     ({"mask": False}, "no input is added to what a softmax reads; expected one mask of floats"),
     ({"extra": types.int32}, "'extra' is an input of int32 besides token ids and a mask; expected these, the cache"),
     ({"extra": types.fp16, "extra_rows": None}, "'extra' is (?, 4), an input besides token ids and a mask, and no "
-                                                "input is added to scores that could hide its padding; expected a "
+                                                "input that is added to scores can hide its padding; expected a "
                                                 "fixed shape: --fix-shape extra=... of edit"),
     ({"outputs": 2}, "2 outputs (logits, more); expected logits alone"),
     ({"end": ROWS}, "the mask 'mask' is (1, 1, ?, 8); expected (1, 1, T, E) with flexible E"),
     ({"write": False}, "no rows are written to the cache at a position"),
-    ({"ring": True}, "(slice_update) writes at a place modulo a number ('place', mod), as the cache of a sliding"),
+    ({"ring": True}, "(slice_update) writes at a position modulo a number ('place', mod), as the cache of a"),
 ])
 def test_what_is_not_recognized_is_named(tmp_path, capsys, options, reason):
     source = make_decoder(tmp_path / "source.mlpackage", **options)
@@ -1040,7 +1040,7 @@ def test_a_folder_that_another_run_puts_there_meanwhile_stays(tmp_path, overwrit
             target.mkdir()
             (target / "notes.txt").write_text("of another")
 
-    said = "exists without a manifest.json" if overwrite else "another run put a folder there meanwhile; it stays"
+    said = "exists without a manifest.json" if overwrite else "another run has written a folder to this path"
     with pytest.raises(ane.InputError, match=said):
         ane.adapt(convert("llama", "states"), target, verify=False, overwrite=overwrite, progress=write_another)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]

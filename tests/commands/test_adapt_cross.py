@@ -122,7 +122,7 @@ def test_an_encoder_of_flexible_length_is_padded_and_hidden(tmp_path):
 
 
 @pytest.mark.parametrize(("options", "reason"), [
-    ({"masked": False}, "no input is added to scores that could hide its padding; expected a fixed shape: --fix-shape "
+    ({"masked": False}, "no input that is added to scores can hide its padding; expected a fixed shape: --fix-shape "
                         "encoded=... of edit, or a mask of floats (1, 1, 1, S) beside it"),
     ({"batch": None}, "'encoded' is (?, ?, 4), an input besides token ids and a mask; expected one flexible axis"),
     ({"most": 1 << 30}, "'encoded' is (1, ?, 4), an input besides token ids and a mask, without a largest size"),

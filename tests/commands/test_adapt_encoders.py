@@ -195,7 +195,7 @@ def test_lengths_at_which_the_source_cannot_run_are_left_out(tmp_path):
     ({"attend": False}, [], "no op softmax whose result is multiplied with values"),
     ({"batch": 2}, [], "the token ids or mask 'ids' are (2, ?); expected one sequence, (1, S): no batch"),
     ({"batch": None}, [], "'ids' are (?, ?); expected one sequence"),
-    ({"form": "integers in the middle"}, [], "the op 'chosen' (select) reads 'kind', integers, and floats that do not"),
+    ({"form": "integers in the middle"}, [], "(select) reads the integers 'kind' and floats that do not"),
     ({}, ["--context", "13"], "--context 13: the inputs ids, mask can be 1 to 12 long; expected a length in between"),
     ({"length": CONTEXT}, ["--context", "8"], "all inputs of"),
     ({}, ["--prefill", "4"], "--prefill 4:"),

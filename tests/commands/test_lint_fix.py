@@ -227,8 +227,8 @@ def test_what_another_puts_in_the_place_of_the_source_stays_and_so_does_the_sour
 
     monkeypatch.setattr(swap, "_rename_with_flag", lambda *_: False)
     monkeypatch.setattr(os, "rename", rename_slowly)
-    with pytest.raises(InputError, match=r"another run put something there meanwhile; it stays, and the source is kept "
-                                         r"as .*c\.mlpackage\.bak"):
+    with pytest.raises(InputError, match=r"another run has written to this path in the meantime; its result is kept, "
+                                         r"and the source is kept as .*c\.mlpackage\.bak"):
         replace_source(package, backup)
     assert content(backup) == before and os.listdir(source) == ["theirs"]
 

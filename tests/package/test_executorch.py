@@ -191,7 +191,7 @@ def test_a_file_that_another_run_puts_there_meanwhile_stays(name, tmp_path):
         if not target.exists():
             target.write_text("of another run")
 
-    with pytest.raises(ane.InputError, match=r"out\.\w+: another run put a file there meanwhile; it stays"):
+    with pytest.raises(ane.InputError, match=r"out\.\w+: another run has written a file to this path"):
         ane.rewrite(source, target, **settings, progress=write_another)
     assert target.read_text() == "of another run"
     ane.rewrite(source, target, **settings, overwrite=True)

@@ -175,7 +175,7 @@ def test_given_feeds_reach_every_part(pipeline, tmp_path):
     other = changed(pipeline, tmp_path, doubled)
     report = ane.verify(pipeline, other, feeds={"x": X})
     assert not report.equal and {case.function for case in report.cases if not case.passed} == {"part1/main"}
-    with pytest.raises(ane.InputError, match=r"feed 'z': no such input.*no ML Program of the pipeline takes it"):
+    with pytest.raises(ane.InputError, match=r"feed 'z': no such input.*no ML Program of the pipeline reads it"):
         ane.verify(pipeline, pipeline, feeds={"z": X})
     part = next(iter(ane.load(pipeline).functions))
     found = ane.verify(pipeline, other, function=part)

@@ -190,7 +190,7 @@ def test_a_package_that_another_run_puts_there_meanwhile_stays(source, tmp_path,
         real(staged, path)
 
     monkeypatch.setattr(package_writer, "move_to_free_path", late)
-    with pytest.raises(InputError, match="another run put a package there meanwhile; it stays"):
+    with pytest.raises(InputError, match="another run has written a package to this path in the meantime"):
         save(load(source), target)
     assert os.listdir(target) == ["theirs"]
 

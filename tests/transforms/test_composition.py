@@ -157,7 +157,7 @@ def test_the_order_on_the_command_line_does_not_matter(source, tmp_path, monkeyp
 
 @pytest.mark.parametrize(("names", "more", "reason"), [
     (["merge_states"], {"merge_states": "my cache"}, "'my cache' is not a name that Core ML accepts"),
-    (["merge_states"], {"merge_states": "state"}, "'state' is a word of the MIL language; expected another name"),
+    (["merge_states"], {"merge_states": "state"}, "'state' is a reserved word of the MIL language; expected"),
     (["one_hot"], {"one_hot": {"ids": "rows.1"}}, "'rows.1' is not a name that Core ML accepts"),
     (["merge_states", "split_parts"], {}, "states are used on both sides of others: cache; expected them as inputs and "
                                           "outputs, by state_to_io="),

@@ -236,10 +236,10 @@ def squeezed_often(ids, rows):
 FLEXIBLE = "the input 'ids' has a flexible shape; expected token ids of fixed shape: fix_shape= or pad_shape="
 REFUSED = {
     "no lookup": ({"body": not_looked_up}, "the input 'ids' is not looked up in a table by a gather op"),
-    "another use": ({"body": counted}, "the op 'kinds' (cast) reads the token ids 'ids' besides the lookup in a table"),
+    "another use": ({"body": counted}, "the op 'kinds' (cast) reads the token ids 'ids' in addition to the lookup"),
     "several tables": ({"body": two_tables}, "the input 'ids' is looked up in several tables, "),
-    "positions": ({"body": offset}, "the op 'places' (add) computes other integers of the input 'ids', which are"),
-    "computed": ({"body": computed}, "'scaled', which the op mul computes; expected a table that is stored"),
+    "positions": ({"body": offset}, "the op 'places' (add) computes other integers from the input 'ids', and these"),
+    "computed": ({"body": computed}, "'scaled', which the op mul computes; expected a stored table"),
     "columns": ({"body": columns, "state": False}, "has the shape (9, 4), along axis 1; expected entire rows"),
     "symbolic": ({"shape": (1, None), "state": False}, FLEXIBLE),
     "symbolic batch": ({"shape": (None, 2), "state": False}, FLEXIBLE),
@@ -426,7 +426,7 @@ def test_a_name_that_is_taken_and_two_files_of_one_name_are_refused(tmp_path):
                       y=mb.gather(x=normal(COUNT, WIDTH).astype(HALF), indices=ids_rows, axis=0), name="out")
 
     source = make(tmp_path / "source.mlpackage", program, ct.target.iOS18, pass_pipeline=ct.PassPipeline.EMPTY)
-    with pytest.raises(ane.InputError, match="'ids_rows' is an input or output; expected this name to be free"):
+    with pytest.raises(ane.InputError, match="'ids_rows' is already an input or output; expected a free name"):
         edit(source, tmp_path)
     free = tmp_path / "free.mlpackage"
     ane.edit(source, free, rename={"ids_rows": "kinds"})
@@ -448,6 +448,6 @@ def test_ids_that_are_returned_stay(tmp_path, option):
 
     source = make(tmp_path / "source.mlpackage", program, ct.target.iOS18, pass_pipeline=ct.PassPipeline.EMPTY)
     given = {"embedding_file": {"ids": tmp_path / "table.npy"}, "one_hot": {"ids": "rows"}}
-    with pytest.raises(ane.InputError, match=r"the op 'same' \(identity\) reads the token ids 'ids' besides"):
+    with pytest.raises(ane.InputError, match=r"the op 'same' \(identity\) reads the token ids 'ids' in addition"):
         ane.edit(source, tmp_path / "out.mlpackage", **{option: given[option]})
     assert listed(tmp_path) == ["source.mlpackage"]

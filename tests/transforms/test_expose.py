@@ -129,11 +129,11 @@ def test_an_output_is_nothing_to_do(package, tmp_path):
 
 @pytest.mark.parametrize(("kind", "value", "message"), [
     ("iOS16", "rela", "did you mean 'relu'?"),
-    ("iOS16", "x", "'x' is an input of function 'main' already"),
+    ("iOS16", "x", "'x' is already an input of function 'main'"),
     ("iOS16", "conv_weight_0", "is a constant of function 'main'"),
     ("palettized16", "first_weight_0_palettized", "is a constant of function 'main'"),
     ("control_flow", "grown", "'grown' is made inside a nested block"),
-    ("state", "s", "'s' is an input of function 'main' already"),
+    ("state", "s", "'s' is already an input of function 'main'"),
 ])
 def test_values_that_cannot_be_outputs(package, tmp_path, kind, value, message):
     with pytest.raises(ane.InputError) as refused:

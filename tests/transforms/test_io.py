@@ -155,7 +155,7 @@ def test_the_default_of_an_input_stays(package, tmp_path):
     assert found.multiArrayType.dataType == ARRAY.FLOAT16
     spec.description.input[0].type.multiArrayType.floatDefaultValue = 1e5
     write_spec(source, spec)
-    with pytest.raises(ane.InputError, match="input 'x' is 100000 by default, and fp16 ends at 65504"):
+    with pytest.raises(ane.InputError, match="input 'x' has the default value 100000, above the fp16 maximum of 65504"):
         ane.edit(source, tmp_path / "two.mlpackage", io="fp16")
 
 

@@ -247,7 +247,7 @@ def test_places_along_an_axis_of_a_table_are_looked_up():
 
 
 def test_places_along_a_padded_axis_are_not_known_to_be_real():
-    with pytest.raises(ane.InputError, match="it reads a padded axis at places that may be in the padding"):
+    with pytest.raises(ane.InputError, match="it reads a padded axis at positions that may be in the padding"):
         pad(program_of(lambda x: looked_up(x, mb.minimum(x=x, y=2)), shape=(1, None), dtype=types.int32),
             {"x": (1, LENGTH)})
 
@@ -292,7 +292,7 @@ REFUSED = {
                      "at successive lengths"),
     "last row with a stride along channels": (lambda x: mb.slice_by_index(
         x=x, begin=[0, -1, 0], end=[1, 0, WIDTH], stride=[1, 1, 2], end_mask=[True, True, True], name="out"),
-        "cannot be padded: it reads at a place that moves with the length, with a stride along another axis"),
+        "cannot be padded: it reads at a position that moves with the length, with a stride along another axis"),
     "first row with a stride": (lambda x: mb.slice_by_index(
         x=x, begin=[0, 0, 0], end=[1, 1, WIDTH], stride=[1, 3, 1], name="out"), "with a stride along axis 1, which is"),
     "rows turned": (lambda x: mb.reverse(x=x, axes=[1], name="out"), "(reverse) cannot be padded: it has no rule"),

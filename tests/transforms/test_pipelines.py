@@ -63,7 +63,7 @@ def test_names_that_cannot_be(pipeline, tmp_path, names, message):
 
 def test_what_is_handed_over_is_not_renamed_in_one_part_alone(pipeline, tmp_path):
     function = next(name for name in ane.load(pipeline).functions)
-    with pytest.raises(ane.InputError, match="'mid' is what parts of the pipeline hand each other"):
+    with pytest.raises(ane.InputError, match="'mid' is passed between parts of the pipeline"):
         ane.edit(pipeline, tmp_path / "out.mlpackage", rename={"mid": "hidden"}, function=function)
     with pytest.raises(ane.InputError, match="no function 'main'; the parts have "):
         ane.edit(pipeline, tmp_path / "out.mlpackage", rename={UP: "inner"}, function="main")
@@ -74,7 +74,7 @@ def test_parts_that_are_no_programs_keep_their_names(pipeline, tmp_path):
     ane.edit(pipeline, source, rename={"x": "x"})
     spec = spec_of(source)
     write_spec(source, with_network(spec) or spec)
-    with pytest.raises(ane.InputError, match="takes or gives 'out' and is no ML Program that could be edited too"):
+    with pytest.raises(ane.InputError, match="has the input or output 'out', but is not an ML Program"):
         ane.edit(source, tmp_path / "out.mlpackage", rename={"out": "audio"})
     ane.edit(source, tmp_path / "out.mlpackage", rename={"mid": "hidden"})
     assert ends(spec_of(tmp_path / "out.mlpackage").pipeline.models[1])[0] == ["hidden"]
@@ -87,7 +87,7 @@ def test_pipelines_in_pipelines(pipeline, tmp_path):
     ane.edit(source, tmp_path / "out.mlpackage", rename={"mid": "hidden", UP: "inner"})
     inner = spec_of(tmp_path / "out.mlpackage").pipelineClassifier.pipeline.models[0].pipeline
     assert [ends(part) for part in inner.models] == [(["x"], ["hidden"]), (["hidden"], ["out"])]
-    with pytest.raises(ane.InputError, match="part 'inner' of the pipeline takes or gives 'x'"):
+    with pytest.raises(ane.InputError, match="part 'inner' of the pipeline has the input or output 'x'"):
         ane.edit(source, tmp_path / "two.mlpackage", rename={"x": "mel"})
 
 

@@ -135,7 +135,7 @@ def test_a_name_that_is_there_already_is_nothing_to_do(package, tmp_path):
     ({"x": "größe"}, "is not a name that Core ML accepts"),
     ({"x": "x\n"}, "is not a name that Core ML accepts"),
     ({"x": ""}, "'' is not a name that Core ML accepts"),
-    ({"x": "bool"}, "'bool' is a word of the MIL language; expected another name, such as 'bool_'"),
+    ({"x": "bool"}, "'bool' is a reserved word of the MIL language; expected another name, such as 'bool_'"),
 ])
 def test_names_that_cannot_be(package, tmp_path, names, message):
     with pytest.raises(ane.InputError) as refused:

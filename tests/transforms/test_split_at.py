@@ -37,7 +37,7 @@ def test_both_parts_together_are_the_whole_wherever_it_is_cut(name, tmp_path):
                 _, parts = cut(source, [value], where)
             except ane.InputError as error:
                 refused.append(value)
-                assert "nothing is left for a second part" in str(error) or f"nothing uses '{value}'" in str(error)
+                assert "the second part would be empty" in str(error) or f"nothing uses '{value}'" in str(error)
                 continue
             check_parts(source, parts)
             same(whole, chained(parts, feeds))
@@ -269,9 +269,9 @@ def test_a_value_that_not_all_functions_have(tmp_path):
 
 
 @pytest.mark.parametrize(("named", "reason"), [
-    (["x"], "'x' is an input: nothing would be left for a first part"),
+    (["x"], "'x' is an input: the first part would be empty"),
     (["conf"], "no value 'conf'; did you mean 'conv'?"),
-    (["out"], r"all outputs of the model \(out\) are made for 'out': nothing is left for a second part"),
+    (["out"], r"all outputs of the model \(out\) are computed up to 'out': the second part would be empty"),
     (["conv_weight_0"], "'conv_weight_0' depends on consts only"),
 ])
 def test_where_it_cannot_be_cut(named, reason, tmp_path):
@@ -283,8 +283,8 @@ def test_where_it_cannot_be_cut(named, reason, tmp_path):
 
 def test_values_inside_blocks_are_refused_with_what_the_block_makes(tmp_path):
     source = BUILDERS["control_flow"](tmp_path / "source.mlpackage")
-    with pytest.raises(ane.InputError, match="'one' is inside a block of a cond op, which runs as a whole; the op "
-                                             "itself makes 'cond_0'"):
+    with pytest.raises(ane.InputError, match="'one' is inside a block of a cond op, which cannot be cut; the op "
+                                             "itself computes 'cond_0'"):
         cut(source, ["one"], tmp_path)
 
 

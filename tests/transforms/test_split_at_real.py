@@ -26,7 +26,7 @@ def check(source: Path, shares: tuple[float, ...] = SHARES) -> int:
             try:
                 _, parts = cut(source, [value], where)
             except ane.InputError as error:
-                assert "nothing is left for a second part" in str(error) or "nothing uses" in str(error), error
+                assert "the second part would be empty" in str(error) or "nothing uses" in str(error), error
                 continue
             check_parts(source, parts)
             same(whole, chained(parts, feeds))

@@ -92,7 +92,7 @@ def test_a_tile_that_is_not_the_part_is_found(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("options", "arguments", "reason"), [
     ({}, ["--one-hot", "id=rows"], "one-hot id=rows"),
     ({}, ["--one-hot", "ids"], "--one-hot ids: expected A=B, such as --one-hot ids=rows"),
-    ({}, ["--one-hot", "ids=held"], "'held' is an input or output; expected this name to be free"),
+    ({}, ["--one-hot", "ids=held"], "'held' is already an input or output; expected a free name"),
     ({"looked_up": False}, ["--one-hot", "ids=rows"], "the input 'ids' is not looked up in a table by a gather op"),
     ({}, ["--tile-output", "logit=2"], "--tile-output logit=2"),
     ({}, ["--tile-output", "logits=x"], "--tile-output logits=x: expected a number of tiles, such as"),

@@ -70,7 +70,7 @@ def bucketize(context: Any, node: Any) -> None:
     inputs = bind_arguments(context, node, "self boundaries out_int32=False right=False")
     x, boundaries = promote_operands(inputs.self, inputs.boundaries)
     if x.rank > 4:
-        raise NotConverted.at(node, "takes a rank up to 4", "reshape it first")
+        raise NotConverted.at(node, "supports ranks up to 4", "reshape it first")
     below = mb.less_equal if to_python(inputs.right, node, "right") else mb.less
     column = mb.expand_dims(x=x, axes=[x.rank]) if x.rank else x
     counted = mb.reduce_sum(x=cast_to(below(x=boundaries, y=column), types.int32), axes=[-1])

@@ -151,7 +151,8 @@ def _pad_circular(x: Var, axis: int, before: int, after: int, node: Any) -> Var:
     """
     size = x.shape[axis]
     if isinstance(size, int | np.integer) and max(before, after) > size:
-        raise NotConverted.at(node, f"wraps {max(before, after)} around an axis of {size}")
+        raise NotConverted.at(node, f"pads by {max(before, after)} in circular mode, more than the {size} elements of "
+                                    "the axis")
     parts = [_slice_axis(x, axis, -before, 0)] if before > 0 else []
     parts += [x, _slice_axis(x, axis, 0, after)] if after > 0 else [x]
     return mb.concat(values=parts, axis=axis) if len(parts) > 1 else x

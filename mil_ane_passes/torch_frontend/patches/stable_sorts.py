@@ -70,7 +70,8 @@ def _order_equal_elements(values: Var, indices: Var, axis: int, node: Any) -> Va
     size: Size = get_dims(values)[axis]
     if isinstance(size, int):
         if size > _LARGEST_SIZE:
-            raise NotConverted.at(node, f"sorts {size:,} elements in a stable order, of at most {_LARGEST_SIZE:,}",
+            raise NotConverted.at(node, f"sorts {size:,} elements in a stable order; at most {_LARGEST_SIZE:,} are "
+                                        "supported",
                                   "sort without stable=True, if the order of equal elements does not matter")
         if size <= 1:
             return indices

@@ -72,7 +72,7 @@ def lower_multi_head_attention(context: Any, node: Any) -> None:
         "mask=None need_weights=True average_attn_weights=True mask_type=None",
     )
     if any(each.rank != 3 for each in (inputs.query, inputs.key, inputs.value)):
-        raise NotConverted.at(node, "takes samples × positions × features")
+        raise NotConverted.at(node, "expects operands of samples × positions × features (rank 3)")
     seen, weights = _compute_attention(node, inputs, inputs.query, inputs.key, inputs.value)
     if to_python(inputs.average_attn_weights, node, "average_attn_weights"):
         weights = mb.reduce_mean(x=weights, axes=[1], keep_dims=False)
