@@ -58,8 +58,8 @@ class TileHead(Transform):
         taken = ({*function.inputs, *(var.name for var in function.outputs)} & set(names))
         if taken:
             raise InputError(f"a tile of the output '{self.output}' would have the name of the input or output "
-                             f"'{min(taken)}'; expected a free name: rename that one first, by {format_option('rename')} of "
-                             "edit")
+                             f"'{min(taken)}'; expected a free name: rename that one first, by "
+                             f"{format_option('rename')} of edit")
         tiles: list[Var] = []
         with function:
             mb = RewriteBuilder(function, UniqueNames(function))
