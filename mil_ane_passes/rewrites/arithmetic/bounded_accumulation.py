@@ -92,8 +92,7 @@ class BoundedAccumulation(Rewrite):
             return Miss(op, "bias is compressed: it can neither be scaled nor added separately")
         exponent = max(1, math.floor(math.log2(reach / _ACCUMULATOR_LIMIT)) + 1)
         return Hit(op, note=f"partial sums up to {measured.partial:.4g}, the ANE's limit is 32768; scaled down by "
-                            f"{2**exponent} "
-                            "times smaller", exponent=exponent)
+                            f"a factor of {2**exponent}", exponent=exponent)
 
     def _make_unmeasured_miss(self, op: Operation) -> Miss:
         bias = op.inputs.get("bias")

@@ -374,7 +374,7 @@ def _find_seen_keys(found: _Attention, rows: int, keys: int) -> Array | str:
             blocked = value if kind == "select not" else ~value.astype(bool)
             value = np.where(blocked, np.float32(-np.inf), np.float32(0))
         if not np.all((value <= _BLOCKED) | (value >= _ALLOWED)):
-            return "its mask has values that neither hide a key nor show it"
+            return "its mask has values that hide a key only in part"
         shape = value.shape[-2:] if value.ndim > 1 else (1, *value.shape)
         if len(shape) != 2 or any(extent not in (1, all_) for extent, all_ in zip(shape, (rows, keys))):
             return "its mask has a shape other than the scores"

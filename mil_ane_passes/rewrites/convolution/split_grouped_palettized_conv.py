@@ -78,7 +78,7 @@ class SplitGroupedPalettizedConv(Rewrite):
         if reason:
             return Miss(op, reason)
         if axis == 0 and op.bias is not None and not is_const(op.bias):
-            return Miss(op, "bias is not a plain const, so it cannot be shared out to the groups")
+            return Miss(op, "bias is not a plain const, so it cannot be divided among the groups")
         exactness = Exactness.BITWISE if axis == 0 else None
         return Hit(op, note=f"split into {count} convs", exactness=exactness, axis=axis, count=count)
 

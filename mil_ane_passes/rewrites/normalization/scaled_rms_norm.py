@@ -129,7 +129,7 @@ class ScaledRmsNorm(Rewrite):
             if not measured.finite or total * self.margin**2 > FP16_MAX:
                 return None
             return (f"x reaches {measured.largest:.4g} in the measured runs and a sum of squares {total:.4g}: "
-                    f"{self.margin:g} times the x would still fit fp16")
+                    f"{self.margin:g} times this x would still fit fp16")
         if bound is None and _is_centred(norm):
             return ("the variance of x minus its mean, and the range of x is unknown: give feeds or ranges, or "
                     "always=true")
@@ -167,7 +167,7 @@ class ScaledRmsNorm(Rewrite):
                                   "ranges, or always=true")
         yield make_norm_example(
             "measured to be small",
-            reason="x reaches 2.324 in the measured runs and a sum of squares 12.43: 2 times the x would still fit "
+            reason="x reaches 2.324 in the measured runs and a sum of squares 12.43: 2 times this x would still fit "
                    "fp16")
         yield make_norm_example(
             "kept small", lambda x, number: build_llama_norm(Builder.tanh(x=x), number), measured=False,

@@ -101,7 +101,7 @@ class StableLogSumExp(Rewrite):
         if not is_cumsum and axes is None:
             return Miss(op, "the axes are not known")
         if op.op_type == "log" and not has_negligible_epsilon(op):
-            return Miss(op, f"log adds {get_const_value(op.epsilon):g} to the sum, which is meant to bound it below")
+            return Miss(op, f"log adds {get_const_value(op.epsilon):g} to the sum, a deliberate lower bound")
         if is_cumsum:
             axis = int(get_const_value(reduction.axis))
             return Hit(op, x=x, axis=axis, note=f"the cumulative sum of exponentials overflows fp16: combined "
@@ -154,7 +154,7 @@ class StableLogSumExp(Rewrite):
         yield _make_exp_example(
             "epsilon that counts",
             lambda e: Builder.log(x=Builder.reduce_sum(x=e, axes=[1]), epsilon=np.float16(0.5), name="y"),
-            reason="log adds 0.5 to the sum, which is meant to bound it below")
+            reason="log adds 0.5 to the sum, a deliberate lower bound")
 
 
 def _match_log_sum_exp(op: Operation) -> tuple[Var, Operation] | None:

@@ -142,7 +142,7 @@ class _AxisPlan:
     def __str__(self) -> str:
         if self.form == "parts":
             return f"{self.size // self.part} parts of {self.part} on axis {self.axis}"
-        return f"{self.form if self.form == 'windows' else 'every place'} on axis {self.axis}"
+        return f"{self.form if self.form == 'windows' else 'every position'} on axis {self.axis}"
 
 
 def _plan_axis(
