@@ -191,7 +191,7 @@ def _is_mask_factor(factor: float) -> bool:
 
 
 def _require_flags(op: Operation, sweep: _BackwardSweep) -> OperandRequirements:
-    """Require 0 or 1 of a number that is only used as a bool: coremltools declares bool inputs of a model as such.
+    """Require 0 or 1 of a number that is only used as a bool: coremltools declares bool inputs of a model as floats.
 
     Normal draws are never 0, and an attention mask of ones alone may make every element NaN.
     """
