@@ -6,7 +6,8 @@ treatment of the border, `align_corners` and the scales are torch's own. An anti
 coremltools treats as a plain one, is such a product where it makes the image smaller. Nearest-exact selects elements:
 one constant gather for each axis. Nearest and linear resizes by a scale that rounds a size (9 to 15 by 1.7) are treated
 alike: torch goes by the scale, where Core ML's ops go by the ratio of the sizes. Where that may matter and the size is
-flexible, the resize is rejected.
+flexible, the resize is rejected. Nearest and linear resizes of flexible sizes to a fixed size, or of any size to the
+size of another value, are lookups by computed indices and `resize`.
 """
 
 from __future__ import annotations
@@ -128,8 +129,11 @@ def lower_scaled_resize(context: Any, node: Any) -> None:
 @PATCH.replace_function("coremltools.converters.mil.frontend.torch.ssa_passes.torch_upsample_to_core_upsample",
                         "_try_replace_with_core_upsample")
 def replace_upsample(host: Callable[..., bool], op: Operation) -> bool:
-    """Replace a resize to computed sizes: by a scale with coremltools, else (`interpolate(x, size=y.shape[2:])`) by
-    `resize`, which needs iOS17, or by lookups of the nearest elements."""
+    """Replace a resize to computed sizes.
+
+    coremltools replaces those by a scale. Others (`interpolate(x, size=y.shape[2:])`) become a `resize`, which needs
+    iOS17, or lookups of the nearest elements.
+    """
     try:
         if host(op):
             return True
