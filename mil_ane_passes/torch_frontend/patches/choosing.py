@@ -14,6 +14,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
 
+from ...ir.coremltools_internals import set_stored_type
 from ..contract import Patch
 from ..errors import NotConverted
 from ..lowering import (
@@ -52,10 +53,21 @@ def where(context: Any, node: Any) -> None:
         shape = np.broadcast_shapes(*(operand.shape for operand in operands))
         operands = [_expand_to_shape(operand, shape) for operand in operands]
     condition, first, second = operands
+    if _is_additive_mask(first, second):
+        made = mb.select(cond=condition, a=first, b=second, name=node.name)
+        set_stored_type(made, types.tensor(first.dtype, list(condition.shape)))
+        context.add(made, node.name)
+        return
     if not _covers_shape(condition, first, second):
         zeros = mb.mul(x=cast_to(condition, first.dtype), y=types.nptype_from_builtin(first.dtype)(0))
         first = mb.add(x=zeros, y=first)
     add_result(context, node, mb.select(cond=condition, a=first, b=second, name=node.name))
+
+
+def _is_additive_mask(*chosen: Var) -> bool:
+    """Return whether two constant numbers are 0 and at most -1e4: the operands that `adapt` finds masks by stay."""
+    values = [float(var.val) for var in chosen if var.val is not None and var.rank == 0 and var.dtype != types.bool]
+    return len(values) == 2 and 0 in values and min(values) <= -1e4
 
 
 def _covers_shape(condition: Var, *chosen: Var) -> bool:
