@@ -10,11 +10,19 @@ from typing import Any, NoReturn
 
 import numpy as np
 from coremltools.converters.mil.mil import Block, Operation, Var, get_new_symbol, types
+from coremltools.converters.mil.mil.ops.defs._utils import infer_type_with_broadcast, promoted_primitive_type
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
 from .query import get_flat_inputs, is_opaque
 
-__all__ = ["infer_types", "limit_evaluation", "propagate_symbols", "raise_not_evaluated", "refine_type"]
+__all__ = [
+    "infer_select_type",
+    "infer_types",
+    "limit_evaluation",
+    "propagate_symbols",
+    "raise_not_evaluated",
+    "refine_type",
+]
 
 _MAX_EVALUATED_ELEMENTS = 1 << 20
 """Most elements of an evaluated output that is larger than the operands, because a package may declare any size.
@@ -31,8 +39,11 @@ def infer_types(op: Operation) -> Any:
 
     For slices, coremltools converts negative ends to positive ones in place. These arrays belong to the file, and
     another slice may use them on a longer axis, so a copy is passed instead. For an op with nested blocks, coremltools
-    infers the types of one path only, so `_join_output_types` infers the types for all paths.
+    infers the types of one path only, so `_join_output_types` infers the types for all paths. For a select, it leaves
+    out the condition.
     """
+    if op.op_type == "select":
+        return infer_select_type(op, op.type_inference())
     joined = _join_output_types(op) if op.blocks else None
     if joined is not None:
         return joined
@@ -46,6 +57,19 @@ def infer_types(op: Operation) -> Any:
     finally:
         for side, var in inputs.items():
             setattr(op, side, var)
+
+
+def infer_select_type(op: Operation, chosen: Any) -> Any:
+    """Return the type of a select, with the shape of the broadcast of all its operands.
+
+    `chosen` is coremltools' type, the broadcast of `a` and `b` alone: a number for two numbers, whatever the condition.
+    It is returned, with its symbols, where the condition makes it no larger.
+    """
+    condition = op.cond.sym_type
+    ours, other = (list(each.get_shape()) if types.is_tensor(each) else [] for each in (chosen, condition))
+    if len(other) <= len(ours) and all(size == 1 or own != 1 for own, size in zip(reversed(ours), reversed(other))):
+        return chosen
+    return infer_type_with_broadcast(chosen, condition, promoted_primitive_type(chosen, chosen))
 
 
 @contextmanager

@@ -1,20 +1,20 @@
 """`where` of numbers, and ops on bools and ints without a lowering in coremltools: `x | y`, `x ^ y`, `x & 3`, `x << 2`.
 
-The type of a `where` of a flexible condition is that of its broadcast, which coremltools infers without the condition.
+coremltools infers the type of a select without its condition, which is wrong where that is the largest operand.
 A bitwise op of bools is the logical op. Of ints, `& (2^k - 1)` is the remainder by 2^k, and a shift is a product or a
 floored quotient by a power of two: exact in two's complement. Other bit patterns have no lowering.
 """
 
 from __future__ import annotations
 
-from itertools import zip_longest
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
 
-from ...ir.coremltools_internals import set_stored_type
+from ...ir import type_inference
 from ..contract import Patch
 from ..errors import NotConverted
 from ..lowering import (
@@ -53,31 +53,13 @@ def where(context: Any, node: Any) -> None:
         shape = np.broadcast_shapes(*(operand.shape for operand in operands))
         operands = [_expand_to_shape(operand, shape) for operand in operands]
     condition, first, second = operands
-    if _is_additive_mask(first, second):
-        made = mb.select(cond=condition, a=first, b=second, name=node.name)
-        set_stored_type(made, types.tensor(first.dtype, list(condition.shape)))
-        context.add(made, node.name)
-        return
-    if not _covers_shape(condition, first, second):
-        zeros = mb.mul(x=cast_to(condition, first.dtype), y=types.nptype_from_builtin(first.dtype)(0))
-        first = mb.add(x=zeros, y=first)
     add_result(context, node, mb.select(cond=condition, a=first, b=second, name=node.name))
 
 
-def _is_additive_mask(*chosen: Var) -> bool:
-    """Return whether two constant numbers are 0 and at most -1e4: the operands that `adapt` finds masks by stay."""
-    values = [float(var.val) for var in chosen if var.val is not None and var.rank == 0 and var.dtype != types.bool]
-    return len(values) == 2 and 0 in values and min(values) <= -1e4
-
-
-def _covers_shape(condition: Var, *chosen: Var) -> bool:
-    """Return whether the shapes of `chosen` alone are that of the result.
-
-    coremltools infers the type of a select from them, without the condition: of two numbers it would be a number.
-    """
-    sizes = list(zip_longest(*(reversed(var.shape) for var in chosen), fillvalue=1))
-    return condition.rank <= len(sizes) and all(
-        size == 1 or any(own != 1 for own in others) for size, others in zip(reversed(condition.shape), sizes))
+@PATCH.replace_function("coremltools.converters.mil.mil.ops.defs.iOS15.control_flow", "select.type_inference")
+def infer_select_type(host: Callable[..., Any], op: Any) -> Any:
+    """Infer the type of a select, with the shape of the broadcast of all its operands."""
+    return type_inference.infer_select_type(op, host(op))
 
 
 def _select_bools(condition: Var, first: Var, second: Var) -> Var:

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 import mil_ane_passes as ane
 from mil_ane_passes import torch_frontend
+from mil_ane_passes.ir.query import is_opaque
 from mil_ane_passes.torch_frontend import NotConverted, patched
 
 from ..checks import FRONTENDS, captured, check, convert, input_types, outputs
@@ -456,7 +457,8 @@ def test_repeated_bags(mode: str, frontend: str) -> None:
 # `where` of numbers by a flexible condition has the shape of the condition.
 @pytest.mark.parametrize("frontend", FRONTENDS)
 @pytest.mark.parametrize("chosen", [(1, 0), (1.5, float("inf")), (torch.tensor(3), torch.tensor(4)),
-                                    (torch.arange(4), 7), (torch.randn(4), torch.randn(1, 4)), (True, False)], ids=str)
+                                    (torch.arange(4), 7), (0.0, -1e9),
+                                    (torch.randn(4), torch.randn(1, 4)), (True, False)], ids=str)
 def test_choosing_by_a_flexible_condition(chosen: tuple[Any, Any], frontend: str) -> None:
     def choose(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         y = torch.where(x > 0, *chosen)
@@ -465,6 +467,26 @@ def test_choosing_by_a_flexible_condition(chosen: tuple[Any, Any], frontend: str
     if frontend == "script":
         pytest.skip("a script has no closures")
     check(choose, torch.randn(3, 4), frontend=frontend, flexible=[0], at=[(torch.randn(7, 4),)])
+
+
+@pytest.mark.parametrize("precision", [ct.precision.FLOAT16, ct.precision.FLOAT32])
+def test_choosing_a_mask_is_read_from_the_package_with_its_shape(precision: Any, tmp_path: Any) -> None:
+    """coremltools' own inference, which leaves out the condition, does not make an opaque op of the select."""
+    def mask(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = torch.where(x > 0, 0.0, -1e4)
+        return y[:, None], y.softmax(-1)
+
+    traced = captured(mask, (torch.randn(3, 4),), "trace")
+    mlmodel = ane.convert(traced, inputs=[ct.TensorType(name="x", shape=(ct.RangeDim(1, 9, 3), 4))],
+                          minimum_deployment_target=ct.target.iOS17, compute_precision=precision)
+    mlmodel.save(str(tmp_path / "mask.mlpackage"))
+    program = ane.load(tmp_path / "mask.mlpackage").program
+    (select,) = program.functions["main"].find_ops(op_type="select")
+    assert not is_opaque(select) and select.outputs[0].rank == 2
+    x = torch.randn(5, 4)
+    found = ane.run(tmp_path / "mask.mlpackage", {"x": x.numpy()})
+    for one, expected in zip(found.values(), mask(x), strict=True):
+        np.testing.assert_allclose(one, expected.numpy(), atol=1e-2)
 
 
 # A tensor returned twice.
