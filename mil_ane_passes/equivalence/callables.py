@@ -92,7 +92,8 @@ class Caller:
         if example is None or self._torch is None:
             return None
         leaves = self._torch.utils._pytree.tree_leaves(example)
-        shapes = {name: tuple(leaf.shape) or (1,) for (name, _), leaf in zip(self._leaves, leaves) if name is not None}
+        shapes = {name: tuple(leaf.shape) or (1,) for (name, _), leaf in zip(self._leaves, leaves)
+                  if name is not None and isinstance(leaf, self._torch.Tensor)}
         rest = iter([shape for name, shape in shapes.items() if name not in self._inputs])
         return [shapes[name] if name in shapes else next(rest) for name in self._inputs] \
             if len(shapes) == len(self._inputs) else None

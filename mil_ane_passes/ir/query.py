@@ -21,6 +21,7 @@ __all__ = [
     "get_consumers",
     "get_contradiction",
     "get_flat_inputs",
+    "get_function",
     "get_function_name",
     "get_itemsize",
     "get_pipeline_functions",
@@ -231,11 +232,17 @@ def is_computed_in_fp16(op: Operation) -> bool:
     return any(get_type_info(var).dtype == types.fp16 and not types.is_state(var.sym_type) for var in op.outputs)
 
 
-def get_function_name(program: Program, op: Operation) -> str:
-    """Return the name of the function that contains `op`."""
+def get_function(op: Operation) -> Function:
+    """Return the function that contains `op`, also in a nested block."""
     block = op.enclosing_block
     while not isinstance(block, Function):
         block = block.outer_op.enclosing_block
+    return block
+
+
+def get_function_name(program: Program, op: Operation) -> str:
+    """Return the name of the function that contains `op`."""
+    block = get_function(op)
     return next((name for name, function in program.functions.items() if function is block),
                 str(program.default_function_name))
 

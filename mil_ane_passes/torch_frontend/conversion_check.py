@@ -126,7 +126,8 @@ class _ConversionCheck:
         for plan in built:
             state = {name: value if name in self._module.states else np.zeros_like(value)
                      for name, value in plan.state.items()}
-            rejected += self._check_one_size(self._module.fit_plan(replace(plan, state=state)))
+            if error := self._check_one_size(self._module.fit_plan(replace(plan, state=state))):
+                rejected.append(error)
         if len(rejected) == len(built):
             raise rejected[0]
         for name in (name for name, finite in self._finite.items() if not finite):
@@ -138,8 +139,8 @@ class _ConversionCheck:
         inputs = self._program.functions[plan.function].inputs
         return replace(plan, feeds={name: plan.feeds[name] for name in inputs if name in plan.feeds})
 
-    def _check_one_size(self, plan: Plan) -> list[InputError]:
-        """Compare at the size of `plan`, or return why the torch model rejects it.
+    def _check_one_size(self, plan: Plan) -> InputError | None:
+        """Compare at the size of `plan`; return the error with which the torch model rejects it.
 
         An exported model rejects sizes that its guards exclude. Raises InputError if the user asked for this size.
         """
@@ -150,7 +151,7 @@ class _ConversionCheck:
             if plan.asked:
                 raise
             _log.warning("not checked at %s, which the torch model rejects: %s", _describe_plan(plan), error)
-            return [error]
+            return error
         for name, value in expected.items():
             finite = not value.size or value.dtype.kind != "f" or bool(np.any(np.isfinite(value)))
             self._finite[name] = finite or self._finite.get(name, False)
@@ -165,7 +166,7 @@ class _ConversionCheck:
                 + "".join(f"; {finding}" for finding in self._findings),
                 self._mlmodel,
             )
-        return []
+        return None
 
     def _make_error(self, part: GraphValue | None, found: OutputDifference, plan: Plan) -> NotEqual:
         if part is None:

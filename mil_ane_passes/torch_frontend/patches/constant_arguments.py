@@ -1,7 +1,7 @@
-"""An exported program with arguments that are no tensors: `export(model, (ids, None), kwargs={"use_cache": False})`.
+"""An exported program with arguments that are not tensors: `export(model, (ids, None), kwargs={"use_cache": False})`.
 
 torch.export makes constants of numbers, bools, text and None: their placeholders have no users, and the program accepts
-no other values. coremltools rejects such programs; here these arguments are no inputs of the model.
+no other values. coremltools rejects such programs; here these arguments are not inputs of the model.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from ..contract import Patch
 
 PATCH = Patch(code="TORCH181",
-              title="exported programs with arguments that are no tensors are rejected", upstream=("none known",))
+              title="exported programs with arguments that are not tensors are rejected", upstream=("none known",))
 
 
 @PATCH.probe

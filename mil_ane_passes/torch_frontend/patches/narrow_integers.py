@@ -21,7 +21,7 @@ from coremltools.converters.mil.mil import Function, Operation, Var, types
 from ...equivalence.input_domains import infer_input_domains
 from ...equivalence.interval_propagation import Interval
 from ...ir.integer_bounds import can_hold_integers, find_integer_bounds, follow_integers
-from ...ir.query import is_symbolic
+from ...ir.query import get_function, is_symbolic
 from ...passes.examples import build_program
 from ...passes.severity import Severity
 from ..contract import Patch
@@ -51,7 +51,7 @@ def probe() -> str | None:
 
 @PATCH.replace_function(_PASS_MODULE, "add_int16_cast.should_cast_parameter")
 def should_cast_parameter(host: Callable[..., Any], graph_pass: Any, op: Operation, param_name: str) -> Any:
-    """Return what coremltools decides, or None, which is no cast, where the values may not fit int16."""
+    """Return coremltools' decision; None, which means no cast, if the values may not fit int16."""
     decided = host(graph_pass, op, param_name)
     return decided if decided and _fits_int16(op, param_name) else None
 
@@ -85,24 +85,12 @@ def _bound_source(var: Var, sizes: dict[Any, int]) -> Interval:
     """Bound an input by what its users require of it, and the sizes of a Var by the largest sizes of the inputs."""
     if var.op is not None and var.op.op_type == "shape":
         return 0, max((_get_largest(dim, sizes) for dim in var.op.x.shape), default=0)
-    function = _find_function(var)
-    if var.op is None and function is not None and function.inputs.get(var.name) is var:
+    function = get_function(var.child_ops[0])
+    if var.op is None and function.inputs.get(var.name) is var:
         if function not in _domains:
             _domains[function] = infer_input_domains(function, {}, negative=True)
         return _domains[function][var.name]
     return -math.inf, math.inf
-
-
-def _find_function(var: Var) -> Function | None:
-    users = var.child_ops
-    return _get_outermost(users[0]) if users else None
-
-
-def _get_outermost(op: Operation) -> Function:
-    block = op.enclosing_block
-    while not isinstance(block, Function):
-        block = block.outer_op.enclosing_block
-    return block
 
 
 def _get_largest(size: Any, sizes: dict[Any, int]) -> float:
@@ -112,7 +100,7 @@ def _get_largest(size: Any, sizes: dict[Any, int]) -> float:
 def _find_largest_sizes(op: Operation) -> dict[Any, int]:
     """Find the largest value of each symbol in the sizes of the function's inputs, where it is declared."""
     found: dict[Any, int] = {}
-    for declared in getattr(_get_outermost(op), "input_types", None) or ():
+    for declared in getattr(get_function(op), "input_types", None) or ():
         shape = getattr(declared, "shape", None)
         if isinstance(shape, ct.EnumeratedShapes):
             for place, symbol in enumerate(shape.symbolic_shape):

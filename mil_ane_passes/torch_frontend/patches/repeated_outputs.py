@@ -54,9 +54,10 @@ def set_outputs(host: Callable[..., Any], block: Any, outputs: Sequence[Var]) ->
     An input that is returned under another name keeps its name; the output is a copy.
     """
     if isinstance(block, Function):
-        renamed = _restore_input_names(block)
+        names = _requested_names.get()
+        renamed = _restore_input_names(block) if names else []
         if renamed or len(set(outputs)) < len(outputs):
-            outputs = _copy_repeated_outputs(outputs, block, _requested_names.get(), renamed)
+            outputs = _copy_repeated_outputs(outputs, block, names, renamed)
     return host(block, outputs)
 
 

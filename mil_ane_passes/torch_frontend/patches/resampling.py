@@ -19,10 +19,10 @@ import coremltools as ct
 import numpy as np
 from coremltools.converters.mil.frontend.torch import ops
 from coremltools.converters.mil.mil import Builder as mb
-from coremltools.converters.mil.mil import Function, Operation, Var
+from coremltools.converters.mil.mil import Operation, Var
 from coremltools.converters.mil.mil.block import is_current_opset_version_compatible_with
 
-from ...ir.query import is_symbolic
+from ...ir.query import get_function, is_symbolic
 from ...passes.severity import Severity
 from ..contract import Patch
 from ..errors import NotConverted
@@ -139,10 +139,8 @@ def replace_upsample(host: Callable[..., bool], op: Operation) -> bool:
             return True
     except (AssertionError, AttributeError):  # a size that no op of a scale computes
         pass
-    linear, function = op.op_type == "torch_upsample_bilinear", op.enclosing_block
-    while not isinstance(function, Function):
-        function = function.outer_op.enclosing_block
-    if linear and function.opset_version < ct.target.iOS17:
+    linear = op.op_type == "torch_upsample_bilinear"
+    if linear and get_function(op).opset_version < ct.target.iOS17:
         return False
     with mb.set_before_op(op):
         sizes = [op.output_height, op.output_width]
