@@ -56,6 +56,8 @@ EXAMPLE = "verify in.mlpackage out.mlpackage"
 
 _PRECISIONS = ("float64", "float32", "float16")
 _EXACTNESS = ("bitwise", "rounding")
+_ROUNDED_CONSTANTS = 2.0**-9
+"Largest change of a result, as a fraction of its largest value, that rewrites declare that round fp16 constants again."
 _RECORDED: Mapping[str, tuple[type, ...]] = {
     "precision": (str,), "exactness": (str,), "seeds": (int,), "function": (str, type(None)),
     "fixes_nonfinite": (bool,), "widths": (bool,), "quirks": (list, tuple),
@@ -327,9 +329,29 @@ def _verify_models(options: VerifyOptions, strictness: Strictness) -> VerifyRepo
     old, new = (select_function(open_source(each), options.function) for each in (options.before, options.after))
     report = _compare_sources(options, strictness, old, new)
     report.upgraded = (*old.upgraded, *new.upgraded)
+    if strictness.accuracy is None and options.exactness == "rounding":
+        report.notes += _list_rounded_constants(report)
     for each in (old, new):
         each.check_unchanged()
     return report
+
+
+def _list_rounded_constants(report: VerifyReport) -> list[str]:
+    """Return a note if all differences are as small as those of constants that a rewrite rounds once more.
+
+    `rewrite` knows the rewrites between the two models, and allows what they declare. Without this note, its results
+    seem wrong to `verify`.
+    """
+    from ..equivalence.comparison import FLOAT64_TOLERANCE
+
+    failed = [(case, output) for case in report.cases for output in case.failed]
+    if not failed or any(output.reason or case.precision != "float64" or not (
+            0 < output.absolute <= output.allowed / FLOAT64_TOLERANCE * _ROUNDED_CONSTANTS) for case, output in failed):
+        return []
+    worst = max(output.absolute / output.allowed * FLOAT64_TOLERANCE for _, output in failed)
+    return [f"the differences are at most {worst:.1e} of the output's largest value, as small as those of a rewrite that "
+            "rounds constants again; `rewrite` allows what its rewrites declare, and "
+            f"{format_option('snr')} or {format_option('atol')} sets a limit for this comparison"]
 
 
 def _compare_sources(
