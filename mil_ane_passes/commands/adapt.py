@@ -116,7 +116,7 @@ class AdaptReport:
     `done` are the changes. For a decoder, `fixed` are inputs that are the same for all tokens, `tokens` are the tokens
     that both generated, and `logit_error` is the largest difference of logits, relative to the largest logit of the
     step. For an encoder, `lengths` are the compared lengths, and `result_error` is the largest difference of results,
-    relative to the largest value of the output.
+    relative to the largest value of the output; `notes` state what the kind of model may be meant for.
     """
 
     source: str
@@ -130,6 +130,7 @@ class AdaptReport:
     tokens: list[int] = field(default_factory=list)
     logit_error: float | None = None
     lengths: list[int] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     result_error: float | None = None
     reason: str = ""
     seconds: float = 0.0
@@ -139,7 +140,7 @@ class AdaptReport:
         return {**make_json_header("adapt"),
                 "source": self.source, "output": self.output, "kind": self.kind, "status": self.status,
                 "before": self.before, "after": self.after, "done": self.done, "fixed": self.fixed,
-                "tokens": self.tokens, "logit_error": self.logit_error, "lengths": self.lengths,
+                "tokens": self.tokens, "logit_error": self.logit_error, "lengths": self.lengths, "notes": self.notes,
                 "result_error": self.result_error, "reason": self.reason, "seconds": round(self.seconds, 6)}
 
     def __str__(self) -> str:
@@ -159,6 +160,7 @@ class AdaptReport:
             return format_lines([*lines, f"nothing written: {self.reason}"])
         folder = escape_text(self.output)
         done = f"written to {folder} in {self.seconds:.1f} s"
+        lines += map(escape_text, self.notes)
         if self.kind == "encoder" or self.fixed:
             return format_lines([*lines, f"{done}; {folder}/README.md describes the calls"])
         script = format_command_path(os.path.join(self.output, "generate.py"))

@@ -38,6 +38,8 @@ __all__ = ["RESULT_BOUND", "write_encoder"]
 
 RESULT_BOUND = 1e-2
 "Largest allowed difference relative to an output's largest value: values between packages are fp16, rewrites round."
+_GENERATION_NOTE = ("to generate text, convert the model with its cache in states; without a cache there is no "
+                    "generate.py, and each token costs a call for the entire context")
 _LOOKUP, _MAIN = "lookup.mlpackage", "encoder.mlpackage"
 
 
@@ -58,8 +60,9 @@ def write_encoder(
     rewrite_package(options, made[-1], folder / _MAIN, report)
     report.after = measure_package(folder / _MAIN, options.target) | {"weight_bytes": count_weight_bytes(folder)}
     manifest = _make_manifest(before.functions[structure.function], drafts, structure, context, report)
+    report.notes = _list_notes(manifest)
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-    (folder / "README.md").write_text(_format_readme(manifest), encoding="utf-8")
+    (folder / "README.md").write_text(_format_readme(manifest, report.notes), encoding="utf-8")
     if options.verify:
         options.progress("running")
         _compare_results(before, structure, manifest, folder, report)
@@ -280,7 +283,18 @@ def _run_packages(
             for name, each in manifest["outputs"].items()}
 
 
-def _format_readme(manifest: Mapping[str, Any]) -> str:
+def _list_notes(manifest: Mapping[str, Any]) -> list[str]:
+    """Return a note for each output that has a value for each token of the vocabulary: logits of a language model.
+
+    Decoders that were converted without their cache are adapted as encoders, for which there is no generate.py.
+    """
+    vocabulary = manifest["vocabulary"]
+    return [f"output '{name}' has a value for each of the {vocabulary} tokens of the vocabulary: {_GENERATION_NOTE}"
+            for name, each in manifest["outputs"].items()
+            if vocabulary is not None and each["length_axes"] and each["shape"][-1] == vocabulary]
+
+
+def _format_readme(manifest: Mapping[str, Any], notes: Sequence[str]) -> str:
     """Fill in the README, which describes the calls of the packages."""
     text = read_report_file("encoder", "README.txt")
     shared, _, rest = text.partition("<!-- two -->\n")
@@ -296,6 +310,8 @@ def _format_readme(manifest: Mapping[str, Any]) -> str:
     context = "Inputs have the sizes of the source." if manifest["context"] is None else (
         f"Inputs are padded to {manifest['context']} tokens: real values first, then the padding value of the table. "
         "Ignore results after the real length.")
+    if notes:
+        context += f" There are results for each token of the vocabulary: {_GENERATION_NOTE}."
     values = {
         "INPUTS": "\n".join(lines), "CONTEXT": context,
         "OUTPUTS": ", ".join(f"{format_markdown_code(name)} ({', '.join(map(str, each['shape']))})"

@@ -180,6 +180,16 @@ def test_forms_of_masks_and_pooled_rows(tmp_path, form):
     assert report.after["unsupported"] == {}, str(report)
 
 
+@pytest.mark.parametrize("form", ["no mask", "head"])
+def test_a_language_model_without_a_cache_is_noted(tmp_path, form):
+    report = ane.adapt(make_encoder(tmp_path / "source.mlpackage", form=form), tmp_path / "out")
+    page = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    noted = "to generate text, convert the model with its cache in states"
+    assert (f"output 'out' has a value for each of the 9 tokens of the vocabulary: {noted}" in str(report)) == (
+        noted in page) == (form == "head"), str(report)
+    assert report.to_dict()["notes"] == report.notes and len(report.notes) == (form == "head")
+
+
 def test_lengths_at_which_the_source_cannot_run_are_left_out(tmp_path):
     """MobileBERT joins each token with the next one; of a single one there is no next."""
     report = ane.adapt(make_encoder(tmp_path / "source.mlpackage", form="joined"), tmp_path / "out")
@@ -304,6 +314,8 @@ def make_encoder(path, *, batch=1, length=None, most=CONTEXT, features=False, fo
         mixed = mb.matmul(x=weights, y=x)
         if form == "reversed":
             mixed = mb.reverse(x=mixed, axes=[1])
+        if form == "head":
+            return mb.linear(x=mixed, weight=normal(9, WIDTH).astype(np.float16), name="out")
         if form == "pooled":
             return mb.gather(x=mixed, indices=mb.reduce_argmax(x=ids, axis=1, keep_dims=False), axis=1, name="out")
         return mb.relu(x=mixed, name="out")
