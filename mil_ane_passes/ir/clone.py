@@ -160,7 +160,7 @@ def infer_outputs(clone: Operation, like: Operation) -> Operation:
 
     Sizes known only for the outputs of `like` are kept, too.
     """
-    built = infer_types(clone)
+    built = infer_types(clone, [var.sym_type for var in like.outputs])
     built = built if isinstance(built, tuple) else (built,)
     if len(built) == len(like.outputs):
         built = tuple(refine_type(new, old.sym_type) for new, old in zip(built, like.outputs))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import numpy as np
 from coremltools.converters.mil.mil import Block, Operation, Var, get_new_symbol, types
-from coremltools.converters.mil.mil.ops.defs._utils import infer_type_with_broadcast, promoted_primitive_type
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
 from .query import get_flat_inputs, is_opaque
@@ -34,8 +34,11 @@ _INFERENCE_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupErro
 "Exceptions that coremltools raises when it cannot infer a type or a value."
 
 
-def infer_types(op: Operation) -> Any:
+def infer_types(op: Operation, known: Sequence[Any] = ()) -> Any:
     """Infer the output types of `op` as `op.type_inference()` does: a type, or a tuple of types.
+
+    `known` are the types that a file declares, or those of the original of a copy; else those that the op has. A select
+    whose known type is coremltools' keeps to that, as the types of its users follow from it.
 
     For slices, coremltools converts negative ends to positive ones in place. These arrays belong to the file, and
     another slice may use them on a longer axis, so a copy is passed instead. For an op with nested blocks, coremltools
@@ -43,7 +46,9 @@ def infer_types(op: Operation) -> Any:
     out the condition.
     """
     if op.op_type == "select":
-        return infer_select_type(op, op.type_inference())
+        chosen = op.type_inference()
+        known = known or [var.sym_type for var in op.outputs or ()]
+        return chosen if known and _has_form_of(chosen, known[0]) else infer_select_type(op, chosen)
     joined = _join_output_types(op) if op.blocks else None
     if joined is not None:
         return joined
@@ -59,17 +64,23 @@ def infer_types(op: Operation) -> Any:
             setattr(op, side, var)
 
 
+def _has_form_of(one: Any, other: Any) -> bool:
+    """Return whether two types have one rank and 1 as the size of the same axes; other sizes may differ."""
+    shapes = [list(each.get_shape()) if types.is_tensor(each) else [] for each in (one, other)]
+    return len(shapes[0]) == len(shapes[1]) and all((a == 1) == (b == 1) for a, b in zip(*shapes))
+
+
 def infer_select_type(op: Operation, chosen: Any) -> Any:
     """Return the type of a select, with the shape of the broadcast of all its operands.
 
     `chosen` is coremltools' type, the broadcast of `a` and `b` alone: a number for two numbers, whatever the condition.
-    It is returned, with its symbols, where the condition makes it no larger.
     """
     condition = op.cond.sym_type
     ours, other = (list(each.get_shape()) if types.is_tensor(each) else [] for each in (chosen, condition))
-    if len(other) <= len(ours) and all(size == 1 or own != 1 for own, size in zip(reversed(ours), reversed(other))):
+    sizes = [size if own == 1 else own for own, size in zip_longest(reversed(ours), reversed(other), fillvalue=1)]
+    if sizes[::-1] == ours:
         return chosen
-    return infer_type_with_broadcast(chosen, condition, promoted_primitive_type(chosen, chosen))
+    return types.tensor(chosen.get_primitive() if types.is_tensor(chosen) else chosen, sizes[::-1])
 
 
 @contextmanager

@@ -279,7 +279,7 @@ def _infer_output_types(op: Operation, declared: Sequence[Any]) -> tuple[Any, ..
     if op.op_type.startswith("constexpr_"):
         # coremltools' type inference for these reads the compressed weights.
         return tuple(declared)
-    inferred = infer_types(op)
+    inferred = infer_types(op, declared)
     result = inferred if isinstance(inferred, tuple) else (inferred,)
     if op.op_type == "coreml_update_state" and not declared:
         return result

@@ -803,3 +803,18 @@ def test_scatters_into_a_larger_tensor_of_a_flexible_size_are_refused() -> None:
     with pytest.raises(NotConverted, match="the index may be smaller than the data, by a dynamic size"):
         convert(lambda x, y: torch.zeros_like(x).scatter(-1, y.argsort(-1), y), [torch.randn(4, 6), torch.randn(3, 6)],
                 flexible=(0,))
+
+
+def test_a_select_of_a_type_that_coremltools_inferred_is_no_opaque_op(tmp_path: Any) -> None:
+    """Models of ct.convert declare a choice between two numbers as a number."""
+    traced = captured(lambda x: torch.where(x > 0, 0.0, -1e4) + x, (torch.randn(3, 4),), "trace")
+    ct.convert(traced, inputs=[ct.TensorType(name="x", shape=(ct.RangeDim(1, 9, 3), 4))],
+               minimum_deployment_target=ct.target.iOS17).save(str(tmp_path / "host.mlpackage"))
+    (select,) = ane.load(tmp_path / "host.mlpackage").program.functions["main"].find_ops(op_type="select")
+    assert not is_opaque(select)
+    report = ane.rewrite(tmp_path / "host.mlpackage", tmp_path / "out.mlpackage", preset="full", target="m1")
+    assert report.status in ("written", "unchanged") and not report.left_out_passes
+    x = torch.randn(5, 4)
+    for name in ("host", "out"):
+        (found,) = ane.run(tmp_path / f"{name}.mlpackage", {"x": x.numpy()}).values()
+        np.testing.assert_allclose(found, (torch.where(x > 0, 0.0, -1e4) + x).numpy(), atol=8)
