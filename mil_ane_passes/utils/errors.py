@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -20,6 +21,8 @@ __all__ = [
 _MIN_SIMILARITY = 0.65
 """The least similarity (difflib's ratio) of a suggested name: a name of three characters with one wrong has 0.67. Names
 that only share a word, such as `cast` and `int_casts`, have less; at 0.5 unrelated names are suggested."""
+
+_DIGITS = re.compile(r"\d")
 
 
 class AnePassesError(Exception):
@@ -71,8 +74,14 @@ def format_memory_error(error: MemoryError) -> str:
 def suggest_nearest(name: str, known: Iterable[str], shown: Callable[[str], str] = str) -> str:
     """Return `"; did you mean 'x'?"` for the closest of `known`, or the empty string when nothing is close.
 
-    Case does not count.
+    Case does not count. Of several that are equally close and differ from `name` in digits only, such as versions, none
+    is meant.
     """
     names = {each.casefold(): each for each in known}
-    close = difflib.get_close_matches(str(name).casefold(), list(names), n=1, cutoff=_MIN_SIMILARITY)
+    wanted = str(name).casefold()
+    close = difflib.get_close_matches(wanted, list(names), n=2, cutoff=_MIN_SIMILARITY)
+    if len(close) == 2 and len({_DIGITS.sub("", each) for each in (wanted, *close)}) == 1:
+        first, second = (difflib.SequenceMatcher(None, each, wanted).ratio() for each in close)
+        if first == second:
+            return ""
     return f"; did you mean '{shown(names[close[0]])}'?" if close else ""

@@ -32,6 +32,8 @@ def test_an_option_that_is_not_there(arguments, error, capsys):
     (["rewrit", "a"], "did you mean 'rewrite'?"),
     (["lint", "a", "--format", "htm"], "did you mean 'html'?"),
     (["verify", "a", "b", "--precision", "flt32"], "did you mean 'float32'?"),
+    (["upgrade", "a", "--deployment-target", "iOS14"], "mil-ane-passes upgrade --help tells more"),
+    (["upgrade", "a", "--deployment-target", "os17"], "did you mean 'iOS17'?"),
     (["trace", "a"], "did you mean 'run --trace'?"),
     (["edit", "a", "-o", "b", "--rename", "c=d", "e=f"],
      "unrecognized arguments: e=f; mil-ane-passes edit --help tells more"),
