@@ -50,10 +50,19 @@ def make_unknown_name_error(
         return InputError(
             f"{who}: '{name}' is {how} by {format_option(gone[name])} already; expected only one of the two"
         )
-    return InputError(
-        f"{who}: there is no {what} '{name}' in the "
-        f"model{suggest_nearest(name, names) or format_known_names(names, what)}"
-    )
+    names = list(names)
+    near = suggest_nearest(name, names) or _suggest_longer(name, names) or format_known_names(names, what)
+    return InputError(f"{who}: there is no {what} '{name}' in the model{near}")
+
+
+def _suggest_longer(name: str, names: Iterable[str]) -> str:
+    """Suggest one of `names` that begins with `name_`: coremltools appends `_cast_fp16` where it converts to fp16.
+
+    The shortest is suggested where none is the value itself; most others are attributes of its op, such as `name_pad_0`.
+    """
+    longer = min((each for each in names if each.startswith(f"{name}_")),
+                 key=lambda each: (not each.endswith("_cast_fp16"), len(each), each), default="")
+    return f"; did you mean '{longer}'?" if longer else ""
 
 
 def format_known_names(names: Iterable[str], what: str) -> str:
