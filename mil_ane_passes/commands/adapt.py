@@ -116,7 +116,7 @@ class AdaptReport:
     `done` are the changes. For a decoder, `fixed` are inputs that are the same for all tokens, `tokens` are the tokens
     that both generated, and `logit_error` is the largest difference of logits, relative to the largest logit of the
     step. For an encoder, `lengths` are the compared lengths, and `result_error` is the largest difference of results,
-    relative to the largest value of the output; `notes` state what the kind of model may be meant for.
+    relative to the largest value of the output; `notes` are remarks on the adapted model.
     """
 
     source: str

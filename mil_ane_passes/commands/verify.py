@@ -349,8 +349,8 @@ def _list_rounded_constants(report: VerifyReport) -> list[str]:
             0 < output.absolute <= output.allowed / FLOAT64_TOLERANCE * _ROUNDED_CONSTANTS) for case, output in failed):
         return []
     worst = max(output.absolute / output.allowed * FLOAT64_TOLERANCE for _, output in failed)
-    return [f"the differences are at most {worst:.1e} of the output's largest value, as small as those of a rewrite that "
-            "rounds constants again; `rewrite` allows what its rewrites declare, and "
+    return [f"the differences are at most {worst:.1e} of the output's largest value, as small as those of a rewrite "
+            "that rounds constants again; `rewrite` allows what its rewrites declare, and "
             f"{format_option('snr')} or {format_option('atol')} sets a limit for this comparison"]
 
 

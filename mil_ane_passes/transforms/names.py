@@ -58,7 +58,7 @@ def make_unknown_name_error(
 def _suggest_longer(name: str, names: Iterable[str]) -> str:
     """Suggest one of `names` that begins with `name_`: coremltools appends `_cast_fp16` where it converts to fp16.
 
-    The shortest is suggested where none is the value itself; most others are attributes of its op, such as `name_pad_0`.
+    If there is no such name, the shortest is suggested; most others are attributes of the op, such as `name_pad_0`.
     """
     longer = min((each for each in names if each.startswith(f"{name}_")),
                  key=lambda each: (not each.endswith("_cast_fp16"), len(each), each), default="")

@@ -49,8 +49,8 @@ def needs(size):
 @pytest.mark.parametrize(("factor", "noted"), [(1 + 2.0**-11, True), (1 + 2.0**-7, False)])
 def test_differences_as_small_as_rounded_constants_are_noted(factor, noted):
     weight = np.eye(4, dtype=np.float32)
-    before, after = (build_program(lambda x, weight=each: mb.linear(x=x, weight=weight, name="y"), dtype=types.fp32, x=(2, 4))
-                     for each in (weight, weight * np.float32(factor)))
+    before, after = (build_program(lambda x, weight=each: mb.linear(x=x, weight=weight, name="y"), dtype=types.fp32,
+                                   x=(2, 4)) for each in (weight, weight * np.float32(factor)))
     report = ane.verify(before, after)
     assert report.status == "different"
     assert any("as small as those of a rewrite that rounds constants again" in note for note in report.notes) == noted
