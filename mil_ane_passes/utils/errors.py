@@ -74,8 +74,8 @@ def format_memory_error(error: MemoryError) -> str:
 def suggest_nearest(name: str, known: Iterable[str], shown: Callable[[str], str] = str) -> str:
     """Return `"; did you mean 'x'?"` for the closest of `known`, or the empty string when nothing is close.
 
-    Case does not count. Of several that are equally close and differ from `name` in digits only, such as versions, none
-    is meant.
+    Case does not count. Of several that are equally close and differ from `name` in digits only, such as versions, the
+    one with the digits of `name` in another order is meant, or none.
     """
     names = {each.casefold(): each for each in known}
     wanted = str(name).casefold()
@@ -83,5 +83,5 @@ def suggest_nearest(name: str, known: Iterable[str], shown: Callable[[str], str]
     if len(close) == 2 and len({_DIGITS.sub("", each) for each in (wanted, *close)}) == 1:
         first, second = (difflib.SequenceMatcher(None, each, wanted).ratio() for each in close)
         if first == second:
-            return ""
+            close = [each for each in close if sorted(each) == sorted(wanted)]
     return f"; did you mean '{shown(names[close[0]])}'?" if close else ""
