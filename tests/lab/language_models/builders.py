@@ -20,7 +20,7 @@ import hashlib
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ import transformers as package
 from torch import nn
 
 import mil_ane_passes as ane
+from mil_ane_passes import torch_frontend
 from tests.lab.models.fired import silence_warnings
 from tests.torch_frontend.models.language import seeded, transformers
 
@@ -489,7 +490,7 @@ _CONVERSIONS: dict[str, Callable[[Any, Path], None]] = {
 
 def convert(name: str, form: str) -> Path:
     """Return the package of a model in a form; it is converted if this machine has not done so before."""
-    versions = (torch.__version__, package.__version__, ct.__version__, Path(__file__).read_text())
+    versions = (torch.__version__, package.__version__, ct.__version__, Path(__file__).read_text(), _read_frontend())
     key = hashlib.sha256(repr(versions).encode()).hexdigest()[:16]
     path = Path(tempfile.gettempdir()) / "language_models" / key / f"{name}_{form.replace(', ', '_')}.mlpackage"
     if not path.exists():
@@ -497,5 +498,15 @@ def convert(name: str, form: str) -> Path:
         with tempfile.TemporaryDirectory(dir=path.parent) as folder, silence_warnings():
             made = Path(folder) / path.name
             _CONVERSIONS[form]({**ENCODERS, **DECODERS, **MORE_DECODERS, **CROSS_DECODERS, **RECURRENT}[name], made)
-            made.rename(path)
+            try:
+                made.rename(path)
+            except OSError:  # another process was first
+                if not path.exists():
+                    raise
     return path
+
+
+@cache
+def _read_frontend() -> str:
+    """Return the source of the torch frontend, which the packages depend on."""
+    return "".join(path.read_text() for path in sorted(Path(torch_frontend.__file__).parent.rglob("*.py")))
