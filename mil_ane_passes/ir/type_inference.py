@@ -15,14 +15,7 @@ from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
 from .query import get_flat_inputs, is_opaque
 
-__all__ = [
-    "infer_select_type",
-    "infer_types",
-    "limit_evaluation",
-    "propagate_symbols",
-    "raise_not_evaluated",
-    "refine_type",
-]
+__all__ = ["infer_types", "limit_evaluation", "propagate_symbols", "raise_not_evaluated", "refine_type"]
 
 _MAX_EVALUATED_ELEMENTS = 1 << 20
 """Most elements of an evaluated output that is larger than the operands, because a package may declare any size.
@@ -48,7 +41,7 @@ def infer_types(op: Operation, known: Sequence[Any] = ()) -> Any:
     if op.op_type == "select":
         chosen = op.type_inference()
         known = known or [var.sym_type for var in op.outputs or ()]
-        return chosen if known and _has_form_of(chosen, known[0]) else infer_select_type(op, chosen)
+        return chosen if known and _has_form_of(chosen, known[0]) else _infer_select_type(op, chosen)
     joined = _join_output_types(op) if op.blocks else None
     if joined is not None:
         return joined
@@ -70,7 +63,7 @@ def _has_form_of(one: Any, other: Any) -> bool:
     return len(shapes[0]) == len(shapes[1]) and all((a == 1) == (b == 1) for a, b in zip(*shapes))
 
 
-def infer_select_type(op: Operation, chosen: Any) -> Any:
+def _infer_select_type(op: Operation, chosen: Any) -> Any:
     """Return the type of a select, with the shape of the broadcast of all its operands.
 
     `chosen` is coremltools' type, the broadcast of `a` and `b` alone: a number for two numbers, whatever the condition.

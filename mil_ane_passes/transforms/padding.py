@@ -982,7 +982,9 @@ class Padding:
 
 
 def get_uniform(var: Var) -> float | None:
-    """Return the number to which all elements of a const are equal; None for other values."""
+    """Return the number to which all elements of a const, or of the result of a fill, are equal; None for others."""
+    if var.op is not None and var.op.op_type == "fill" and var.op.value is not None:
+        var = var.op.value
     if not is_const(var) or var.val is None or np.asarray(var.val).dtype.kind not in "biuf":
         return None
     value = np.asarray(var.val)

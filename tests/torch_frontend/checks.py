@@ -11,6 +11,7 @@ from typing import Any
 import coremltools as ct
 import numpy as np
 import torch
+from coremltools.converters.mil.frontend.milproto.load import load as host_load
 
 import mil_ane_passes as ane
 from mil_ane_passes.runtime import Runtime
@@ -106,8 +107,8 @@ def convert(model: Any, example: Sequence[torch.Tensor], frontend: str = "trace"
 
 def convert_captured(program: Any, example: Sequence[torch.Tensor], frontend: str, *, flexible: Sequence[int] = (),
                      target: Any = ct.target.iOS16, patched: bool = True, precision: Any = ct.precision.FLOAT32,
-                     lowest: int = 2, **options: Any) -> Any:
-    """The MLModel of what `captured` gave."""
+                     lowest: int = 2, readable: bool = True, **options: Any) -> Any:
+    """The MLModel of what `captured` gave, which coremltools can read if `readable`."""
     options.setdefault("inputs", None if frontend == "export" and not options.get("named") else
                        input_types(example, flexible, lowest))
     options.pop("named", None)
@@ -116,7 +117,16 @@ def convert_captured(program: Any, example: Sequence[torch.Tensor], frontend: st
     if not patched:
         return ct.convert(program, **arguments)
     with ane.torch_frontend.patched():
-        return ct.convert(program, **arguments)
+        mlmodel = ct.convert(program, **arguments)
+    if readable:
+        check_read_by_coremltools(mlmodel)
+    return mlmodel
+
+
+def check_read_by_coremltools(mlmodel: Any) -> None:
+    """Assert that coremltools reads an MLModel that was not saved, as its compression of weights does."""
+    spec = mlmodel.get_spec()
+    host_load(spec, spec.specificationVersion, mlmodel.weights_dir)
 
 
 def outputs(mlmodel: Any, feeds: Sequence[torch.Tensor], precision: str = "float32") -> list[np.ndarray[Any, Any]]:

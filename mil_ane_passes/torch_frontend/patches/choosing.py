@@ -1,20 +1,20 @@
 """`where` of numbers, and ops on bools and ints without a lowering in coremltools: `x | y`, `x ^ y`, `x & 3`, `x << 2`.
 
-coremltools infers the type of a select without its condition, which is wrong where that is the largest operand.
+coremltools infers the type of a select without its condition, which is wrong where that is the largest operand, so an
+operand gets the shape of a flexible condition.
 A bitwise op of bools is the logical op. Of ints, `& (2^k - 1)` is the remainder by 2^k, and a shift is a product or a
 floored quotient by a power of two: exact in two's complement. Other bit patterns have no lowering.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
 
-from ...ir import type_inference
 from ..contract import Patch
 from ..errors import NotConverted
 from ..lowering import (
@@ -53,13 +53,24 @@ def where(context: Any, node: Any) -> None:
         shape = np.broadcast_shapes(*(operand.shape for operand in operands))
         operands = [_expand_to_shape(operand, shape) for operand in operands]
     condition, first, second = operands
+    if not _covers_shape(condition, first, second):
+        first = _fill_shape_of(condition, first)
     add_result(context, node, mb.select(cond=condition, a=first, b=second, name=node.name))
 
 
-@PATCH.replace_function("coremltools.converters.mil.mil.ops.defs.iOS15.control_flow", "select.type_inference")
-def infer_select_type(host: Callable[..., Any], op: Any) -> Any:
-    """Infer the type of a select, with the shape of the broadcast of all its operands."""
-    return type_inference.infer_select_type(op, host(op))
+def _covers_shape(condition: Var, *chosen: Var) -> bool:
+    """Return whether the shapes of `chosen` alone are that of the result."""
+    sizes = list(zip_longest(*(reversed(var.shape) for var in chosen), fillvalue=1))
+    return condition.rank <= len(sizes) and all(
+        size == 1 or any(own != 1 for own in others) for size, others in zip(reversed(condition.shape), sizes))
+
+
+def _fill_shape_of(condition: Var, x: Var) -> Var:
+    """Broadcast `x` to the flexible shape of `condition`."""
+    number = types.nptype_from_builtin(x.dtype)
+    if x.rank == 0 and x.val is not None:
+        return mb.fill(shape=mb.shape(x=condition), value=number(x.val))
+    return mb.add(x=mb.fill(shape=mb.shape(x=condition), value=number(0)), y=x)
 
 
 def _select_bools(condition: Var, first: Var, second: Var) -> Var:

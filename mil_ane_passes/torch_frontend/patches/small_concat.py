@@ -1,7 +1,8 @@
 """`concat` of a few float elements, from which one is then selected.
 
 coremltools represents each element of a small concat by a symbol, to infer shapes, at any dtype. A float selected from
-it then fails ("Types should have zero-rank ndarray input"). Only ints can be sizes.
+it then fails ("Types should have zero-rank ndarray input"). Only ints can be sizes. Without the patch, coremltools
+cannot read the package either, for example to compress its weights.
 """
 
 from __future__ import annotations

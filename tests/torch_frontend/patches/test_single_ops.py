@@ -17,7 +17,7 @@ from mil_ane_passes import torch_frontend
 from mil_ane_passes.ir.query import is_opaque
 from mil_ane_passes.torch_frontend import NotConverted, patched
 
-from ..checks import FRONTENDS, captured, check, convert, input_types, outputs
+from ..checks import FRONTENDS, captured, check, check_read_by_coremltools, convert, input_types, outputs
 
 torch.manual_seed(0)
 
@@ -471,7 +471,7 @@ def test_choosing_by_a_flexible_condition(chosen: tuple[Any, Any], frontend: str
 
 @pytest.mark.parametrize("precision", [ct.precision.FLOAT16, ct.precision.FLOAT32])
 def test_choosing_a_mask_is_read_from_the_package_with_its_shape(precision: Any, tmp_path: Any) -> None:
-    """coremltools' own inference, which leaves out the condition, does not make an opaque op of the select."""
+    """The package is one that coremltools, whose inference leaves out the condition, reads and compresses."""
     def mask(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         y = torch.where(x > 0, 0.0, -1e4)
         return y[:, None], y.softmax(-1)
@@ -480,6 +480,7 @@ def test_choosing_a_mask_is_read_from_the_package_with_its_shape(precision: Any,
     mlmodel = ane.convert(traced, inputs=[ct.TensorType(name="x", shape=(ct.RangeDim(1, 9, 3), 4))],
                           minimum_deployment_target=ct.target.iOS17, compute_precision=precision)
     mlmodel.save(str(tmp_path / "mask.mlpackage"))
+    check_read_by_coremltools(mlmodel)
     program = ane.load(tmp_path / "mask.mlpackage").program
     (select,) = program.functions["main"].find_ops(op_type="select")
     assert not is_opaque(select) and select.outputs[0].rank == 2
