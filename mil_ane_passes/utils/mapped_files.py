@@ -15,6 +15,7 @@ import functools
 import mmap
 import os
 import signal
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -117,6 +118,9 @@ def _handle_lost_pages() -> None:
 
     The system calls the handler in the thread that reads, which is in a loop over an array: code in Python may run
     there as in any callback. What is read there is of no use, and whoever uses it raises by `MappedFile.check`.
+
+    Several threads may read a lost page before the first of them has replaced it. So the first signal of a thread after
+    pages were replaced is taken for such a read, and the read is repeated; another cause signals again.
     """
     if not hasattr(signal, "SIGBUS"):  # on Windows mapped files cannot be truncated
         return
@@ -130,12 +134,19 @@ def _handle_lost_pages() -> None:
         if library.mmap(start, size, mmap.PROT_READ, flags, -1, 0) != start:
             raise OSError
 
+    replacements, repeated_at, lock = 0, dict[int, int](), threading.Lock()
+
     def handle_signal(number: int) -> None:
-        try:
-            found = [mapping.replace_lost_pages(replace_pages) for mapping in _list_mapped_files()]
-        except BaseException:  # no exception may leave a signal handler
-            found = []
-        if not any(found):
+        nonlocal replacements
+        thread = threading.get_ident()
+        with lock:
+            try:
+                replacements += any([mapping.replace_lost_pages(replace_pages) for mapping in _list_mapped_files()])
+            except BaseException:  # no exception may leave a signal handler
+                repeated_at[thread] = replacements
+            repeat = repeated_at.get(thread, 0) < replacements
+            repeated_at[thread] = replacements
+        if not repeat:
             library.signal(number, before)
             signal.raise_signal(number)
 

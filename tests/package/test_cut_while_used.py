@@ -293,12 +293,14 @@ from mil_ane_passes.utils.mapped_files import MappedFile, map_file
 from io import FileIO
 from pathlib import Path
 path, sums = Path(sys.argv[1]), []
-path.write_bytes(b"\\1" * 100_000)
-mapped = map_file(FileIO(path), path)
-os.truncate(path, 5000)
-threads = [threading.Thread(target=lambda: sums.append(int(mapped.sum()))) for _ in range(4)]
-for each in threads: each.start()
-for each in threads: each.join()
+for _ in range(50):
+    path.write_bytes(b"\\1" * 100_000)
+    mapped = map_file(FileIO(path), path)
+    os.truncate(path, 5000)
+    barrier = threading.Barrier(4)
+    threads = [threading.Thread(target=lambda: (barrier.wait(), sums.append(int(mapped.sum())))) for _ in range(4)]
+    for each in threads: each.start()
+    for each in threads: each.join()
 print(sums)
 os.truncate(path, 200_000)
 try:
@@ -306,7 +308,7 @@ try:
 except Exception as error:
     print(error)
 sys.stdout.flush()
-os.kill(os.getpid(), signal.SIGBUS)
+for _ in range(2): os.kill(os.getpid(), signal.SIGBUS)
 """
 
 
