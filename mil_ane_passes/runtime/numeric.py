@@ -103,6 +103,13 @@ def canonicalize_layout(x: torch.Tensor) -> torch.Tensor:
     return x.clone() if x.data_ptr() % _ALIGNMENT else x
 
 
+@lru_cache(256)
+def make_scalar(number: float, dtype: torch.dtype) -> torch.Tensor:
+    """Return `number` as a tensor of rank 0, not to be changed; torch makes a new one of each number at each use."""
+    with torch.inference_mode(False):
+        return torch.tensor(number, dtype=dtype)
+
+
 @lru_cache(4096)
 def _get_row_major_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(torch.empty(shape, device="meta").stride())

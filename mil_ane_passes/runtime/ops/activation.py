@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..numeric import canonicalize_layout
+from ..numeric import canonicalize_layout, make_scalar
 from ..registry import register_kernel
 
 __all__ = ["apply_softmax", "get_recurrent_activation"]
@@ -96,12 +96,13 @@ def gelu(op: Any, ins: Any) -> torch.Tensor:
     """
     x, mode = ins["x"], ins.value("mode")
     if mode == "SIGMOID_APPROXIMATION":
-        return _multiply_into(x, (1.702 * x).sigmoid_())
+        return _multiply_into(x, (x * make_scalar(1.702, x.dtype)).sigmoid_())
     if mode == "TANH_APPROXIMATION":
-        y = torch.pow(x, 3).mul_(0.044715).add_(x).mul_(math.sqrt(2.0 / math.pi)).tanh_()
+        cubic, scale = make_scalar(0.044715, x.dtype), make_scalar(math.sqrt(2.0 / math.pi), x.dtype)
+        y = torch.pow(x, 3).mul_(cubic).add_(x).mul_(scale).tanh_()
     else:
-        y = (x / math.sqrt(2.0)).erf_()
-    return y.add_(1.0).mul_(0.5).mul_(x)
+        y = (x / make_scalar(math.sqrt(2.0), x.dtype)).erf_()
+    return y.add_(make_scalar(1.0, x.dtype)).mul_(make_scalar(0.5, x.dtype)).mul_(x)
 
 
 @register_kernel("leaky_relu")

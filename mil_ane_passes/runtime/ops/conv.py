@@ -69,16 +69,16 @@ def compute_conv(ins: Any, weight: torch.Tensor) -> torch.Tensor:
         # Padding is always explicit, so that padded zeros meet infinite weights in the same way for all pads.
         padded = torch.constant_pad_nd(padded, pads)
     y = _CONV[len(kept) - 1](
-        canonicalize_layout(padded), canonicalize_layout(_drop_trivial_axes(weight, kept)), None, **steps)
+        canonicalize_layout(padded), canonicalize_layout(_drop_trivial_axes(weight, kept)), None, *steps)
     return _restore_axes(y, x.dim() - 2, kept)
 
 
 def _plan_conv(
     ins: Any, shape: torch.Size, weight_shape: torch.Size
-) -> tuple[list[int], list[int], dict[str, Any]]:
-    """Return the spatial axes to convolve, their pads in torch's order, and the strides, dilations and groups.
+) -> tuple[list[int], list[int], tuple[Any, ...]]:
+    """Return the spatial axes to convolve, their pads in torch's order, and the further arguments of the convolution.
 
-    There are no pads where all are 0.
+    There are no pads where all are 0; the further arguments are strides, padding (none), dilations and groups.
     """
     strides, dilations = ins.values("strides"), ins.values("dilations")
     reach = [(size - 1) * step + 1 for size, step in zip(weight_shape[2:], dilations)]
@@ -86,9 +86,8 @@ def _plan_conv(
     rank = len(shape) - 2
     trivial = [shape[2 + axis] == 1 == weight_shape[2 + axis] and pads[axis] == (0, 0) for axis in range(rank)]
     kept = _find_kept_axes(trivial)
-    return kept, _flatten_pads([pads[axis] for axis in kept]), {
-        "stride": _select_steps(strides, trivial, kept), "dilation": _select_steps(dilations, trivial, kept),
-        "groups": ins.value("groups")}
+    stride, dilation = (tuple(_select_steps(each, trivial, kept)) for each in (strides, dilations))
+    return kept, _flatten_pads([pads[axis] for axis in kept]), (stride, 0, dilation, ins.value("groups"))
 
 
 def compute_conv_transpose(ins: Any) -> torch.Tensor:

@@ -23,9 +23,19 @@ def _apply_scale(y: torch.Tensor, ins: Any, shape: list[int]) -> torch.Tensor:
 @register_kernel("batch_norm")
 def batch_norm(op: Any, ins: Any) -> torch.Tensor:
     x = ins["x"]
-    shape = [1, -1] + [1] * (x.dim() - 2)
-    deviation = torch.sqrt(ins["variance"].reshape(shape) + ins["epsilon"])
-    return _apply_scale((x - ins["mean"].reshape(shape)).div_(deviation), ins, shape)
+    mean, deviation, gamma, beta = ins.memo(x.dim(), lambda: _shape_batch_norm(ins, x.dim()))
+    y = (x - mean).div_(deviation)
+    if gamma is not None:
+        y.mul_(gamma)
+    return y if beta is None else y.add_(beta)
+
+
+def _shape_batch_norm(ins: Any, rank: int) -> list[torch.Tensor | None]:
+    """Return mean, deviation, gamma and beta, which are constants of one value per channel, for an input of `rank`."""
+    shape = [1, -1] + [1] * (rank - 2)
+    deviation = torch.sqrt(ins["variance"] + ins["epsilon"])
+    parameters = ins["mean"], deviation, ins.get("gamma"), ins.get("beta")
+    return [None if each is None else each.reshape(shape) for each in parameters]
 
 
 def _normalize_over(x: torch.Tensor, axes: list[int], epsilon: torch.Tensor) -> torch.Tensor:
