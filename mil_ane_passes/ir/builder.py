@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from coremltools.converters.mil.mil import Block, Builder, Function, Operation, Var, mil_list, types
 from coremltools.converters.mil.mil.scope import ScopeSource, add_graph_pass_scope
+from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
 from .block_editor import get_first_op
 from .clone import insert_op
@@ -110,6 +111,8 @@ class RewriteBuilder:
 
         def build_op(**inputs: Any) -> Any:
             required = inputs.pop("name", None) or f"{self._base}_{op_type}"
+            if op_type == "slice_by_index":
+                inputs = _mask_whole_axes(inputs)
             shared = inputs if op_type == "const" else {
                 key: self._share_const(key, args) for key, args in inputs.items() if args is not None}
             with limit_evaluation():
@@ -257,6 +260,21 @@ def _is_mismatched_default(op: Operation, name: str) -> bool:
     var = op.inputs[name]
     return isinstance(var, Var) and var.dtype in (types.fp16, types.fp32) and is_default(op, name) \
         and var.dtype != op.outputs[0].dtype
+
+
+def _mask_whole_axes(inputs: dict[str, Any]) -> dict[str, Any]:
+    """Mask the begins of symbolic axes that a slice keeps whole: coremltools then infers the symbol of its operand.
+
+    With a begin of 0 it makes a new symbol, and ops that need equal sizes cannot be read from a file. `inputs` are
+    those of a slice_by_index; begins and masks that are no plain lists stay as they are.
+    """
+    x, begins, ends = inputs["x"], inputs.get("begin"), inputs.get("end_mask")
+    if not isinstance(begins, list) or not isinstance(ends, list) or not any(map(is_symbolic, x.shape)):
+        return inputs
+    strides, masks = inputs.get("stride") or [1] * x.rank, inputs.get("begin_mask") or [False] * x.rank
+    whole = [is_symbolic(size) and begin == 0 and end and stride == 1
+             for size, begin, end, stride in zip(x.shape, begins, ends, strides)]
+    return {**inputs, "begin_mask": [a or b for a, b in zip(masks, whole)]} if any(whole) else inputs
 
 
 def _find_next_op(op: Operation) -> Operation | None:

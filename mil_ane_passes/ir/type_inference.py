@@ -125,28 +125,36 @@ def refine_type(inferred: Any, known: Any) -> Any:
     return inferred if list(ours) == shape else types.tensor(inferred.get_primitive(), shape)
 
 
-def propagate_symbols(block: Block, changed: set[Var]) -> None:
+def propagate_symbols(block: Block, changed: set[Var]) -> Operation | None:
     """Infer again the types of all values in `block` that are computed from the values `changed`.
+
+    Returns the first op whose types cannot be inferred any more, as coremltools' inference requires equal symbols:
+    coremltools could not read a file with it. Returns None if there is no such op.
 
     The symbolic sizes of the values `changed` are other symbols than when their users were built. Values whose types
     change are added to `changed`.
 
     A file does not name symbols. Without this function, two sizes could have the same symbol in memory, but different
-    symbols after saving and loading, and rules would match differently. If coremltools' type inference of an op
-    requires equal symbols, the op keeps its types, which are still valid.
+    symbols after saving and loading, and rules would match differently.
     """
     for op in block.operations:
         for inner in op.blocks:
-            propagate_symbols(inner, changed)
+            unreadable = propagate_symbols(inner, changed)
+            if unreadable is not None:
+                return unreadable
         read = [*get_flat_inputs(op), *(var for inner in op.blocks for var in inner.outputs)]
         if not changed.isdisjoint(read) and not is_opaque(op):
-            changed.update(_infer_symbols(op))
+            inferred = _infer_symbols(op)
+            if inferred is None:
+                return op
+            changed.update(inferred)
+    return None
 
 
-def _infer_symbols(op: Operation) -> list[Var]:
+def _infer_symbols(op: Operation) -> list[Var] | None:
     """Set the types, and the symbolic values, of the outputs of `op` that follow from its inputs.
 
-    Returns the changed outputs.
+    Returns the changed outputs, or None if coremltools cannot infer the types.
     """
     try:
         found = infer_types(op)
@@ -158,7 +166,7 @@ def _infer_symbols(op: Operation) -> list[Var]:
         with limit_evaluation():
             values = op._auto_val(built) if any(unknown) else (None,) * len(built)
     except _INFERENCE_ERRORS:
-        return []
+        return None
     changed = []
     for var, sym_type, value, is_unknown in zip(op.outputs, built, values, unknown, strict=True):
         if is_unknown or sym_type is not var.sym_type:

@@ -282,11 +282,22 @@ class _FunctionRewriter:
                 self._rewrite_ops(block)
             pending.extend(inner for op in block.operations for inner in op.blocks)
         self.at.op = None
-        if self._other_symbols:
-            propagate_symbols(self.function, self._other_symbols)
+        self._check_inferred_types()
         if self.trace.fired:
             _check_op_order(self.rule, self.function)
         _check_signature(self.rule, self.name, self.signature, self.function)
+
+    def _check_inferred_types(self) -> None:
+        """Raise RuleError if coremltools could not read the result, as an op needs sizes that it infers to be equal."""
+        if not self._other_symbols:
+            return
+        with self.function:  # coremltools' inference of a conv asks for the opset of the current block
+            op = propagate_symbols(self.function, self._other_symbols)
+        if op is not None:
+            self.at.op = op
+            raise RuleError(f"{format_rule_location(type(self.rule))} gives an operand of '{op.name}' a size that "
+                            f"coremltools does not infer to be equal to that of another operand; expected a result "
+                            f"that coremltools can read")
 
     @property
     def names(self) -> UniqueNames:

@@ -13,6 +13,7 @@ from typing import Any
 
 import coremltools as ct
 import numpy as np
+from coremltools.converters.mil.frontend.milproto.load import load as load_with_coremltools
 from coremltools.converters.mil.mil import Builder, Program, types
 from coremltools.converters.mil.mil.passes.pass_pipeline import PassPipelineManager
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
@@ -275,7 +276,7 @@ def check_save_and_load(rule: type[Rule], tmp_path: Path) -> None:
     """Check that a rewritten package, saved and loaded again, contains the same program.
 
     This includes programs with symbolic sizes in which later ops use the rewritten values: a file does not name
-    symbols.
+    symbols. coremltools must be able to read it, too, for example to compress its weights.
     """
     for number, (configured, example, program) in enumerate(_iterate_saved_examples(rule)):
         made = [var for _, op in iterate_ops(program) for var in op.outputs if types.is_tensor(var.sym_type)]
@@ -293,9 +294,22 @@ def check_save_and_load(rule: type[Rule], tmp_path: Path) -> None:
             continue
         target = tmp_path / f"{number}_rewritten.mlpackage"
         save(package, target)
+        fault = _find_reading_fault(target)
+        assert not fault or fault == _find_reading_fault(source), f"{example.name}: coremltools fails with {fault}"
         again = load(target)
         assert format_program(again.program) == format_program(package.program), example.name
         _assert_equivalent(before, again.program, example, _make_strictness(configured, configured.exactness))
+
+
+def _find_reading_fault(path: Path) -> str:
+    """Return the error with which coremltools fails to read a package, empty if it reads it."""
+    model = ct.models.MLModel(str(path), skip_model_load=True)
+    spec = model.get_spec()
+    try:
+        load_with_coremltools(spec, spec.specificationVersion, model.weights_dir)
+    except Exception as error:  # of any type: its inference of each op may fail
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def _iterate_saved_examples(rule: type[Rule]) -> Iterator[tuple[Rewrite, Example, Program]]:

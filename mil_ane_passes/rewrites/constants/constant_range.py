@@ -49,12 +49,12 @@ class ConstantRange(BlockRewrite):
         %relu_0: fp16[2, s0] = relu(x=%x)
         %y: fp16[s0] = cast(x=%2, dtype=fp16)
     after
-        %0: fp16[1, s0] = slice_by_index(x=%x, begin=[0, 0], end=[1, 0], end_mask=[False, True])
+        %0: fp16[1, s0] = slice_by_index(x=%x, begin=[0, 0], end=[1, 0], begin_mask=[False, True], end_mask=[False, True])
         %1: fp16[s0] = reshape(x=%0, shape=[-1])
         %2: fp16[s1] = concat(values=(<fp16[64]>, %1), axis=0)
         %y: fp16[s2] = slice_by_index(x=%2, begin=[0], end=[-64], end_mask=[False])
-        %relu_0: fp16[2, s3] = relu(x=%x)
-    """
+        %relu_0: fp16[2, s0] = relu(x=%x)
+    """  # noqa: E501
 
     fixes = (Range1d,)
     stage = "decompose"
