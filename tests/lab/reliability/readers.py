@@ -73,7 +73,8 @@ def _compare_weight(path: Path, name: str, offset: int, dtype: Any, count: int) 
         read = np.asarray(getattr(_BlobStorageReader(str(path)), f"read_{reads}_data")(offset))
     except RuntimeError as error:
         return f"the C++ reader says {error}"
-    ours = file.reader(blob, dtype, count)() if types.is_sub_byte(dtype) else file.view_elements(blob, dtype)
+    ours = np.asarray(file.make_lazy(blob, dtype, (count,)).read()) if types.is_sub_byte(dtype) else (
+        file.view_elements(blob, dtype))
     if len(read) != count or blob.nbytes != count_payload_bytes(dtype, count):
         return f"the C++ reader has {len(read)} elements, the program declares {count}"
     same = np.array_equal(read.astype(np.int64), ours.astype(np.int64)) if types.is_sub_byte(dtype) else (

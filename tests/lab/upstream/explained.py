@@ -96,6 +96,12 @@ EXPLAINED: tuple[ExplainedFailure, ...] = (
     ),
     ExplainedFailure(
         "patched",
+        r"TestTopk::test_topk_ios17\[.*fp16.*x_dtype=<class 'numpy\.int32'>",
+        "the values agree; the test looks for the int16 to which the host casts int32 inputs, which with the patches "
+        "stay int32 where no bound shows that they fit",
+    ),
+    ExplainedFailure(
+        "patched",
         r"TestTensorAssign::test_tensor_assign_dynamic_slice",
         "the values agree; the test asks that no squeeze of an index is left, which the host's passes fuse away "
         "only in the host's own order of ops",
