@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from ..numeric import canonicalize_layout
+from ..numeric import canonicalize_layout, make_scalar
 from ..registry import register_kernel
 
 __all__ = ["add_bias", "compute_conv", "compute_conv_transpose", "compute_pads", "find_conv_transpose_window"]
@@ -22,12 +22,12 @@ _CONV_TRANSPOSE = (functional.conv_transpose1d, functional.conv_transpose2d, fun
 
 @register_kernel("conv")
 def conv(op: Any, ins: Any) -> torch.Tensor:
-    return add_bias(compute_conv(ins, ins["weight"]), ins.get("bias"))
+    return _add_constant_bias(ins, compute_conv(ins, ins["weight"]))
 
 
 @register_kernel("conv_transpose")
 def conv_transpose(op: Any, ins: Any) -> torch.Tensor:
-    return add_bias(compute_conv_transpose(ins), ins.get("bias"))
+    return _add_constant_bias(ins, compute_conv_transpose(ins))
 
 
 @register_kernel("conv_quantized")
@@ -63,14 +63,16 @@ def compute_pads(ins: Any, extents: list[int], kernel_extents: list[int], stride
 def compute_conv(ins: Any, weight: torch.Tensor) -> torch.Tensor:
     """Compute the convolution without its bias."""
     x = ins["x"]
+    rank = x.dim() - 2
     kept, pads, steps = ins.memo((x.shape, weight.shape), lambda: _plan_conv(ins, x.shape, weight.shape))
-    padded = _drop_trivial_axes(x, kept)
+    is_whole = len(kept) == rank
+    if not is_whole:
+        x, weight = _drop_trivial_axes(x, kept), _drop_trivial_axes(weight, kept)
     if pads:
         # Padding is always explicit, so that padded zeros meet infinite weights in the same way for all pads.
-        padded = torch.constant_pad_nd(padded, pads)
-    y = _CONV[len(kept) - 1](
-        canonicalize_layout(padded), canonicalize_layout(_drop_trivial_axes(weight, kept)), None, *steps)
-    return _restore_axes(y, x.dim() - 2, kept)
+        x = torch.constant_pad_nd(x, pads)
+    y = _CONV[len(kept) - 1](canonicalize_layout(x), canonicalize_layout(weight), None, *steps)
+    return y if is_whole else _restore_axes(y, rank, kept)
 
 
 def _plan_conv(
@@ -211,4 +213,13 @@ def add_bias(y: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
 
     This is always one addition: a missing bias gives the bits of a zero bias (-0 becomes +0).
     """
-    return y.add_(0.0 if bias is None else bias.reshape(_BIAS_SHAPES[y.dim()]))
+    return y.add_(_shape_bias(bias, y))
+
+
+def _add_constant_bias(ins: Any, y: torch.Tensor) -> torch.Tensor:
+    """Add the bias of a convolution, which is a constant, to `y` in place; it is given its shape once."""
+    return y.add_(ins.memo("bias", lambda: _shape_bias(ins.get("bias"), y)))
+
+
+def _shape_bias(bias: torch.Tensor | None, y: torch.Tensor) -> torch.Tensor:
+    return make_scalar(0.0, y.dtype) if bias is None else bias.reshape(_BIAS_SHAPES[y.dim()])
