@@ -2,13 +2,16 @@
 
 coremltools concatenates the sizes, which fails without any ("Concat got 0 values"), also for `expand_as` of two tensors
 of rank 0. A view of one element with no dimensions silently keeps those of its operand, so that later ops broadcast to
-other shapes. A traced `flatten` of rank 0 is rejected, and `broadcast_to` is not implemented.
+other shapes. A traced `flatten` of rank 0 is rejected, and `broadcast_to` is not implemented. A constant of several
+dimensions that is squeezed to none keeps one ("Types should have zero-rank ndarray input").
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from coremltools.converters.mil.frontend.torch import ops
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
@@ -55,6 +58,15 @@ def view(context: Any, node: Any) -> None:
         ops.view(context, node)
         return
     add_result(context, node, mb.squeeze(x=x, axes=list(range(x.rank)), name=node.name))
+
+
+@PATCH.replace_function("coremltools.converters.mil.mil.ops.defs.iOS15.tensor_transformation", "squeeze.value_inference")
+def infer_squeezed_value(host: Callable[..., Any], squeeze: Any) -> Any:
+    """Infer the value of a squeezed constant, which is a number if no dimension is left."""
+    x, axes = squeeze.x.val, None if squeeze.axes is None else tuple(squeeze.axes.val)
+    if x is None or np.squeeze(x, axis=axes).ndim:
+        return host(squeeze)
+    return x.reshape(-1)[0]
 
 
 @PATCH.op("flatten")

@@ -83,7 +83,7 @@ EXPLAINED: tuple[ExplainedFailure, ...] = (
     ),
     ExplainedFailure(
         "patched",
-        r"(test_complex_output_error|test_directly_use_fft_complex_output_error|"
+        r"(test_bitwise_and_unsupport_input|test_complex_output_error|test_directly_use_fft_complex_output_error|"
         r"test_multinomial_not_supported|test_invalid_complex_dtype)",
         "the test expects a refusal of the type that coremltools raises; with the patches every refusal is "
         "a NotConverted, which names op, module and source line",

@@ -769,6 +769,11 @@ def scalar_expand_a_view_of_one_element(x: torch.Tensor):
         x.sum().view(1, 1), x.sum().flatten(), x.sum().reshape(-1), x.flatten(0, 1), one.view(()).view(())
 
 
+add_case("scalar expand a constant of several dimensions",
+    lambda x: (x * torch.tensor([[2.0]]).view(()), x + torch.tensor([[[3]]]).squeeze(), x - torch.ones(1, 1).reshape([])),
+    torch.randn(2, 3), frontends=FRONTENDS)
+
+
 @case(SCALAR_EXPAND_X, frontends=TRACE_AND_EXPORT)
 def splits_that_are_called_unsafe(x: torch.Tensor):
     return *torch.unsafe_split(x, 2, 1), *torch.unsafe_split_with_sizes(x, (1, 2), -1), *torch.unsafe_chunk(x, 2, 0)
