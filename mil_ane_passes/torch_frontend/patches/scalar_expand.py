@@ -60,7 +60,8 @@ def view(context: Any, node: Any) -> None:
     add_result(context, node, mb.squeeze(x=x, axes=list(range(x.rank)), name=node.name))
 
 
-@PATCH.replace_function("coremltools.converters.mil.mil.ops.defs.iOS15.tensor_transformation", "squeeze.value_inference")
+@PATCH.replace_function("coremltools.converters.mil.mil.ops.defs.iOS15.tensor_transformation",
+                        "squeeze.value_inference")
 def infer_squeezed_value(host: Callable[..., Any], squeeze: Any) -> Any:
     """Infer the value of a squeezed constant, which is a number if no dimension is left."""
     x, axes = squeeze.x.val, None if squeeze.axes is None else tuple(squeeze.axes.val)

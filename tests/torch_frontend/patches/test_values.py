@@ -770,7 +770,8 @@ def scalar_expand_a_view_of_one_element(x: torch.Tensor):
 
 
 add_case("scalar expand a constant of several dimensions",
-    lambda x: (x * torch.tensor([[2.0]]).view(()), x + torch.tensor([[[3]]]).squeeze(), x - torch.ones(1, 1).reshape([])),
+    lambda x: (x * torch.tensor([[2.0]]).view(()), x + torch.tensor([[[3]]]).squeeze(),
+               x - torch.ones(1, 1).reshape([])),
     torch.randn(2, 3), frontends=FRONTENDS)
 
 
