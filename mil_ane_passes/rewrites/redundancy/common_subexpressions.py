@@ -57,6 +57,7 @@ class CommonSubexpressions(BlockRewrite):
     code, slug = "ANE543", "computed-again"
     stage = "cleanup"
     exactness = Exactness.BITWISE
+    repeats = True
     preset = "full"
     severity, confidence = Severity.SUGGESTION, "low"
     evidence = (
