@@ -891,6 +891,32 @@ def size_items_items_of_a_list_of_numbers(x: torch.Tensor) -> torch.Tensor:
 def size_items_items_of_a_list_of_tensors(x: torch.Tensor) -> torch.Tensor:
     return torch.split(x, 2, 0)[0] + torch.split(x, 1, 1)[1] + [x[0]][0]
 
+# Constants that passes fuse into biases.
+BIASED_X, BIASED_WEIGHT = torch.randn(2, 8), torch.randn(4, 8)
+
+
+@case(BIASED_X, frontends=FRONTENDS)
+def fused_biases_a_number_beside_one_output(x: torch.Tensor):
+    y = functional.linear(x, BIASED_WEIGHT[:1])
+    return y + 2.0, functional.linear(x, BIASED_WEIGHT[1:2]) - 2.0, 2.0 - x @ BIASED_WEIGHT[:1].T
+
+
+@case(BIASED_X)
+def fused_biases_of_higher_rank(x: torch.Tensor):
+    y, z = functional.linear(x, BIASED_WEIGHT), functional.linear(x, BIASED_WEIGHT + 1)
+    return y + torch.arange(4.0).view(1, 1, 4), (torch.arange(4.0).view(1, 1, 4) - z).relu(), \
+        functional.linear(x, BIASED_WEIGHT - 1) + torch.arange(4.0).view(1, 4)
+
+
+@case(torch.randn(2, 4, 6))
+def fused_biases_of_convolutions(x: torch.Tensor):
+    def convolve(factor: float) -> torch.Tensor:
+        return functional.conv1d(x, BIASED_WEIGHT.view(4, 4, 2) * factor)
+
+    return (convolve(1) + torch.arange(4.0).view(1, 1, 4, 1)).relu(), \
+        (convolve(2).transpose(1, 2) - torch.arange(4.0).view(1, 1, 1, 4)).relu(), convolve(3) + torch.ones(4, 1)
+
+
 # One element of a small concat.
 
 
