@@ -3,7 +3,8 @@
 coremltools' `fuse_linear_bias` asks for the last dimension of the constant, which a number does not have, so that
 `nn.Linear(n, 1)(x) + 2.0` fails ("tuple index out of range"). A constant of higher rank than the linear or the
 convolution, such as one of shape (1, 1, n) beside a linear of rank 2, is fused, too, and the result silently loses
-dimensions. Here, both are left as they are.
+dimensions. Here, a number is fused as a constant of one element, and an expand_dims comes before a constant of higher
+rank.
 """
 
 from __future__ import annotations
@@ -51,23 +52,47 @@ def probe() -> str | None:
 
 @PATCH.replace_function(f"{_PASSES}.optimize_linear", "fuse_linear_bias._try_to_transform")
 def fuse_linear_bias(host: Callable[..., Any], linear: Operation, user: Operation, block: Any) -> Any:
-    """Fuse a constant of at least one dimension if the result keeps its rank; returns whether it was fused."""
-    has_number = any(operand.val is not None and operand.rank == 0 for operand in (user.x, user.y))
-    return not has_number and _keeps_rank(linear, user) and host(linear, user, block)
+    """Fuse a constant, a number too, if the result keeps its rank; returns whether it was fused."""
+    if _raise_rank(linear, user):
+        return False
+    number = next((each for each in (user.x, user.y) if each.val is not None and each.rank == 0), None)
+    if number is not None and linear.outputs[0].shape[-1] == 1:
+        user = _replace_operand(user, number, mb.const(val=np.reshape(number.val, (1,)), before_op=user))
+    return host(linear, user, block)
 
 
 @PATCH.replace_function(f"{_PASSES}.optimize_conv", "fuse_conv_bias._try_to_transform")
 def fuse_conv_bias(host: Callable[..., Any], conv: Operation, user: Operation) -> Any:
     """Fuse a constant if the result keeps its rank; returns whether it was fused."""
-    return _keeps_rank(conv, user) and host(conv, user)
+    return not _raise_rank(conv, user) and host(conv, user)
 
 
 @PATCH.replace_function(f"{_PASSES}.optimize_conv", "fuse_conv_bias._try_to_transform_transpose_pattern")
 def fuse_bias_of_transposed(host: Callable[..., Any], conv: Operation, block: Any) -> Any:
     """Fuse a constant that is added to a transposed convolution if the result keeps its rank."""
-    users = [user for moved in conv.outputs[0].child_ops for user in moved.outputs[0].child_ops]
-    return all(_keeps_rank(conv, user) for user in users if user.op_type in ("add", "sub")) and host(conv, block)
+    moved = [child for child in conv.outputs[0].child_ops if child.op_type == "transpose"]
+    users = [(op, user) for op in moved for user in op.outputs[0].child_ops if user.op_type in ("add", "sub")]
+    return not any([_raise_rank(*pair) for pair in users]) and host(conv, block)
 
 
-def _keeps_rank(op: Operation, user: Operation) -> bool:
-    return bool(user.outputs[0].rank == op.outputs[0].rank)
+def _raise_rank(op: Operation, user: Operation) -> bool:
+    """Insert an expand_dims between `op` and a `user` whose result has a higher rank; returns whether it has one.
+
+    The passes do not match the ops then, later runs on the package without this patch included.
+    """
+    result = op.outputs[0]
+    if user.outputs[0].rank == result.rank:
+        return False
+    axes = list(range(user.outputs[0].rank - result.rank))
+    _replace_operand(user, result, mb.expand_dims(x=result, axes=axes, before_op=user))
+    return True
+
+
+def _replace_operand(user: Operation, old: Var, new: Var) -> Operation:
+    """Replace an add or a sub by one with another operand of the same values, and return it."""
+    operands = {name: new if operand is old else operand for name, operand in (("x", user.x), ("y", user.y))}
+    result = user.outputs[0]
+    made = getattr(mb, user.op_type)(**operands, before_op=user, name=result.name)
+    user.enclosing_block.replace_uses_of_var_after_op(anchor_op=user, old_var=result, new_var=made)
+    user.enclosing_block.remove_ops([user])
+    return made.op

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import coremltools as ct
+import coremltools.optimize.coreml as cto
 import numpy as np
 import pytest
 import torch
@@ -17,7 +18,7 @@ from mil_ane_passes import torch_frontend
 from mil_ane_passes.ir.query import is_opaque
 from mil_ane_passes.torch_frontend import NotConverted, patched
 
-from ..checks import FRONTENDS, captured, check, check_read_by_coremltools, convert, input_types, outputs
+from ..checks import FRONTENDS, captured, check, check_read_by_coremltools, convert, input_types, outputs, silence
 
 torch.manual_seed(0)
 
@@ -819,3 +820,19 @@ def test_a_select_of_a_type_that_coremltools_inferred_is_no_opaque_op(tmp_path: 
     for name in ("host", "out"):
         (found,) = ane.run(tmp_path / f"{name}.mlpackage", {"x": x.numpy()}).values()
         np.testing.assert_allclose(found, (torch.where(x > 0, 0.0, -1e4) + x).numpy(), atol=8)
+
+
+@pytest.mark.parametrize("add", [lambda y: y + 2.0, lambda y: y - torch.ones(1, 1, 1)], ids=["number", "higher rank"])
+def test_what_is_added_to_a_linear_stands_the_passes_of_coremltools(add: Any) -> None:
+    """Its compression of weights runs the passes again, without the patches."""
+    head = nn.Linear(8, 1).requires_grad_(False)
+    x = torch.randn(2, 8)
+    mlmodel = convert(lambda x: add(head(x)).exp(), [x], target=ct.target.iOS18, precision=ct.precision.FLOAT16)
+    with silence():
+        compressed = cto.linear_quantize_weights(
+            mlmodel, cto.OptimizationConfig(cto.OpLinearQuantizerConfig(weight_threshold=1)))
+    expected = add(head(x)).exp().numpy()
+    for each in (mlmodel, compressed):
+        (found,) = outputs(each, [x], "float16")
+        assert found.shape == expected.shape
+        np.testing.assert_allclose(found, expected, rtol=0.1)
