@@ -101,3 +101,16 @@ def test_a_value_that_is_an_output_holds_the_region():
 
     found = find_matches(rule(), build_program(body, x=(1, 4, 4, 4)))
     assert [miss.reason for miss in found.near_misses] == ["'y' of rank 5 is an output"]
+
+
+def test_a_region_with_an_element_of_a_list_is_left_alone():
+    def body(x):
+        cut = mb.reshape(x=x, shape=[1, 2, 2, 4, 4])
+        made = mb.make_list(init_length=1, elem_shape=(2, 2, 4, 4), dtype="fp16")
+        made = mb.list_write(ls=made, index=0, value=mb.reshape(x=x, shape=[2, 2, 4, 4]))
+        off = mb.sub(x=mb.list_gather(ls=made, indices=[0], name="kept"), y=mb.reduce_mean(
+            x=cut, axes=[2, 3, 4], keep_dims=True))
+        return mb.reshape(x=off, shape=[1, 4, 4, 4], name="y")
+
+    found = find_matches(rule(), build_program(body, x=(1, 4, 4, 4)))
+    assert [miss.reason for miss in found.near_misses] == ["list_gather 'kept' works on a list"] and not found.fired

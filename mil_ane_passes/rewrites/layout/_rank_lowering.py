@@ -14,7 +14,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
-from coremltools.converters.mil.mil import Block, Function, Operation, Var
+from coremltools.converters.mil.mil import Block, Function, Operation, Var, types
 
 from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.query import (
@@ -497,6 +497,8 @@ def _find_region_obstacle(block: Block, ops: Sequence[Operation], most: int) -> 
     """Return why the region cannot be rewritten, such as a high-rank value that is visible outside of it; else ""."""
     entering = set(block.inputs.values() if isinstance(block, Function) else block.inputs)
     for op in ops:
+        if any(types.is_list(var.sym_type) for var in (*op.outputs, *get_flat_inputs(op))):
+            return f"{op.op_type} '{op.outputs[0].name}' works on a list"
         if not any(var.rank <= most or is_used(var) for var in op.outputs):
             return f"nothing reads '{op.outputs[0].name}'"
         for var in op.outputs:
