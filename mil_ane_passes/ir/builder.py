@@ -271,10 +271,12 @@ def _mask_whole_axes(inputs: dict[str, Any]) -> dict[str, Any]:
     x, begins, ends = inputs["x"], inputs.get("begin"), inputs.get("end_mask")
     if not isinstance(begins, list) or not isinstance(ends, list) or not any(map(is_symbolic, x.shape)):
         return inputs
-    strides, masks = inputs.get("stride") or [1] * x.rank, inputs.get("begin_mask") or [False] * x.rank
+    strides, masks = (
+        [default] * x.rank if (given := inputs.get(name)) is None else given
+        for name, default in (("stride", 1), ("begin_mask", False)))
     whole = [is_symbolic(size) and begin == 0 and end and stride == 1
              for size, begin, end, stride in zip(x.shape, begins, ends, strides)]
-    return {**inputs, "begin_mask": [a or b for a, b in zip(masks, whole)]} if any(whole) else inputs
+    return {**inputs, "begin_mask": [bool(a or b) for a, b in zip(masks, whole)]} if any(whole) else inputs
 
 
 def _find_next_op(op: Operation) -> Operation | None:
