@@ -176,12 +176,10 @@ def _make_manifest(
 
 def _get_padding(var: Var) -> float:
     """Return the padding value of an input."""
-    from coremltools.converters.mil.mil import types
+    from ..transforms.pad_shape import find_mask_values
 
-    from ..transforms.pad_shape import reaches_softmax
-    from ..transforms.padding import MASKED
-
-    return MASKED if types.is_float(var.dtype) and reaches_softmax(var) else 0.0
+    mask = find_mask_values(var)
+    return 0.0 if mask is None else mask.padding
 
 
 def _compare_results(
@@ -236,7 +234,7 @@ def _make_feeds(function: Function, structure: EncoderStructure, length: int | N
     from coremltools.converters.mil.mil import types
 
     from ..transforms.decoder import find_lookup
-    from ..transforms.padding import MASKED
+    from ..transforms.pad_shape import find_mask_values
     from ..transforms.shape_inference import get_sizes
 
     rng = np.random.default_rng(number)
@@ -253,8 +251,8 @@ def _make_feeds(function: Function, structure: EncoderStructure, length: int | N
             value = rng.integers(0, int(lookup.x.shape[0]), shape)
         elif name in structure.integers:
             value = np.broadcast_to(np.where(hidden, 0, 1), shape)
-        elif _get_padding(var):
-            value = np.broadcast_to(np.where(hidden, MASKED, 0.0), shape)
+        elif (mask := find_mask_values(var)) is not None:
+            value = np.broadcast_to(np.where(hidden, mask.hidden, mask.shown), shape)
         else:
             value = rng.standard_normal(shape)
         feeds[name] = np.ascontiguousarray(value).astype(dtype)

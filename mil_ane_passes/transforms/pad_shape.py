@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from coremltools.converters.mil.mil import Function, Operation, Placeholder, Var, types
@@ -31,7 +31,7 @@ from .padding import MASKED, Pad, Padding, get_uniform
 from .shape_inference import get_sizes
 from .state_flow import get_window
 
-__all__ = ["PadShape", "reaches_softmax", "read_ranges", "spread_scalar_choices"]
+__all__ = ["PadShape", "find_mask_values", "reaches_softmax", "read_ranges", "spread_scalar_choices"]
 
 _OPTION = "--pad-shape"
 _MAX_NOTES = 6
@@ -42,6 +42,8 @@ _TRANSPARENT = frozenset({"add", "cast", "concat", "expand_dims", "identity", "m
 _CHOOSING = frozenset({"equal", "not_equal", "greater", "greater_equal", "less", "less_equal", "logical_and",
                        "logical_or", "logical_not", "select", "gather_nd"})
 "Further ops through which integer masks are followed."
+_MIN_MASK_SCALE = 100.0
+"The least factor by which a model scales a mask of 0 and 1; masks that are added may be scaled by less."
 Size = int | tuple[int, int]
 Sizes = tuple[Size, ...]
 
@@ -142,13 +144,13 @@ class _PaddedFunction:
         self._finish(position.name, at_maximum, values, outputs, padding)
 
     def _choose_padding(self, padding: Padding) -> dict[str, float]:
-        """Choose the padding of each input: for a mask that is added before a softmax, a value that masks; else 0."""
+        """Choose the padding of each input: for a mask of floats, a value that hides; else 0."""
         values = {}
         for name in dict.fromkeys(name for name, _ in self._lengths.axes):
             var = self._function.inputs[name]
             axes = padding.samples.find_padded_axes(var)
-            masks = types.is_float(var.dtype) and reaches_softmax(var)
-            values[name] = MASKED if masks else 0.0
+            mask = find_mask_values(var)
+            values[name] = 0.0 if mask is None else mask.padding
             pads: dict[int, Pad] = dict.fromkeys(axes, values[name])
             padding.pads[var] = pads
         return values
@@ -298,6 +300,55 @@ def reaches_softmax(start: Var) -> bool:
             if op.op_type in transparent and (op.op_type != "gather_nd" or op.x is var):
                 pending += op.outputs
     return False
+
+
+class MaskValues(NamedTuple):
+    """The values of an input that is a mask of floats: for keys that are hidden, those that are shown, and padding."""
+
+    hidden: float
+    shown: float
+    padding: float
+
+
+def find_mask_values(start: Var) -> MaskValues | None:
+    """Return the values of an input that is a mask of floats; None for other inputs.
+
+    A mask that is added to scores hides with a large negative number. One of 0 and 1 that the model scales, such as
+    `(1 - mask) * -1e4`, hides with one of the two, and its padding is the number of which as large a negative one is
+    made: padding is hidden more than any key.
+    """
+    if not types.is_float(start.dtype) or not reaches_softmax(start):
+        return None
+    scale, offset = _find_mask_scale(start)
+    if abs(scale) < _MIN_MASK_SCALE:
+        return MaskValues(MASKED, 0.0, MASKED)
+    padding = (MASKED - offset) / scale
+    return MaskValues(0.0, 1.0, min(padding, 0.0)) if scale > 0 else MaskValues(1.0, 0.0, max(padding, 1.0))
+
+
+def _find_mask_scale(start: Var) -> tuple[float, float]:
+    """Return (a, b) if `a * mask + b` is what is added before a softmax for a mask `start`; (1, 0) if it is unknown."""
+    pending, seen = [(start, 1.0, 0.0)], set[Operation]()
+    while pending:
+        var, scale, offset = pending.pop()
+        for op in get_consumers(var):
+            if op.op_type == "softmax":
+                return scale, offset
+            if op in seen or op.op_type not in _TRANSPARENT:
+                continue
+            seen.add(op)
+            number = next((get_uniform(other) for other in op.inputs.values() if other is not var), None) if (
+                op.op_type in ("add", "mul", "sub")) else None
+            if number is None:
+                scaled = (scale, offset) if op.op_type != "mul" else None
+            elif op.op_type == "mul":
+                scaled = scale * number, offset * number
+            elif op.op_type == "add":
+                scaled = scale, offset + number
+            else:
+                scaled = (scale, offset - number) if op.x is var else (-scale, number - offset)
+            pending += [(each, *scaled) for each in op.outputs if scaled is not None]
+    return 1.0, 0.0
 
 
 def spread_scalar_choices(function: Function) -> list[str]:

@@ -17,6 +17,13 @@ from mil_ane_passes.commands.main import main
 from tests.package.helpers import make, normal, spec_of, write_spec
 
 CONTEXT, WIDTH = 12, 4
+SCALED_MASKS = {
+    "1 shows": (lambda mask: mb.mul(x=mb.sub(x=np.float16(1), y=mask), y=np.float16(-1e4)), -3),
+    "0 hides": (lambda mask: mb.mul(x=mb.sub(x=mask, y=np.float16(1)), y=np.float16(1e4)), -3),
+    "1 hides": (lambda mask: mb.mul(x=mask, y=np.float16(-2e4)), 2),
+    "0 hides, by a sum": (lambda mask: mb.add(x=mb.mul(x=mask, y=np.float16(1e4)), y=np.float16(-1e4)), -3),
+}
+"Masks of floats that the model scales, by form: what is added to scores, and the padding that adapt chooses."
 
 
 def run_folder(folder, feeds, length):
@@ -180,6 +187,19 @@ def test_forms_of_masks_and_pooled_rows(tmp_path, form):
     assert report.after["unsupported"] == {}, str(report)
 
 
+@pytest.mark.parametrize("form", SCALED_MASKS)
+def test_masks_of_floats_that_the_model_scales(tmp_path, form):
+    report = ane.adapt(make_encoder(tmp_path / "source.mlpackage", form=form), tmp_path / "out", context=CONTEXT)
+    assert report.status == "written" and report.after["unsupported"] == {}, str(report)
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert manifest["inputs"]["mask"]["padding"] == SCALED_MASKS[form][1]
+    ids, shown = np.array([[3, 1, 4, 1, 5]], np.int32), np.array([1, 1, 0, 1, 1], np.float16)
+    mask = (1 - shown if form == "1 hides" else shown)[None, None, None]
+    (expected,) = ane.run(tmp_path / "source.mlpackage", {"ids": ids, "mask": mask}).values()
+    found = run_folder(tmp_path / "out", {"ids": ids, "mask": mask}, 5)["out"]
+    np.testing.assert_allclose(found[:, :5], expected, atol=2e-2)
+
+
 @pytest.mark.parametrize("form", ["no mask", "head"])
 def test_a_language_model_without_a_cache_is_noted(tmp_path, form):
     report = ane.adapt(make_encoder(tmp_path / "source.mlpackage", form=form), tmp_path / "out")
@@ -270,7 +290,7 @@ def make_encoder(path, *, batch=1, length=None, most=CONTEXT, features=False, fo
                             dtype=np.float16 if features else np.int32)]
     masked = not features and form not in ("no mask", "rotary")
     if masked:
-        float_mask = form == "float mask"
+        float_mask = form in ("float mask", *SCALED_MASKS)
         specs.append(mb.TensorSpec((1, 1, 1, size) if float_mask else (1, size), dtype=types.fp16 if float_mask
                                    else types.int32))
         inputs.append(ct.TensorType("mask", (1, 1, 1, range_) if float_mask else (1, range_),
@@ -293,6 +313,8 @@ def make_encoder(path, *, batch=1, length=None, most=CONTEXT, features=False, fo
         scores = mb.matmul(x=query, y=x, transpose_y=True)
         if form == "float mask":
             scores = mb.add(x=scores, y=mb.squeeze(x=mask, axes=[1]))
+        elif form in SCALED_MASKS:
+            scores = mb.add(x=scores, y=SCALED_MASKS[form][0](mb.squeeze(x=mask, axes=[1])))
         elif form in ("select", "window"):
             hidden = mb.expand_dims(x=mb.equal(x=mask, y=0), axes=[1])
             if form == "window":
