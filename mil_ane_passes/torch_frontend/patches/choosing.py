@@ -1,7 +1,7 @@
 """`where` of numbers, and ops on bools and ints without a lowering in coremltools: `x | y`, `x ^ y`, `x & 3`, `x << 2`.
 
 coremltools infers the type of a select without its condition, which is wrong where that is the largest operand, so an
-operand gets the shape of a flexible condition.
+operand gets the shape of a flexible condition. `masked_fill` of a larger mask has that fault, too.
 A bitwise op of bools is the logical op. Of ints, `& (2^k - 1)` is the remainder by 2^k, and a shift is a product or a
 floored quotient by a power of two: exact in two's complement. Other bit patterns have no lowering.
 """
@@ -12,6 +12,7 @@ from itertools import zip_longest
 from typing import Any
 
 import numpy as np
+from coremltools.converters.mil.frontend.torch import ops
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
 
@@ -44,7 +45,22 @@ def where(context: Any, node: Any) -> None:
         return
     inputs = bind_arguments(context, node, "condition self other")
     condition = cast_to(to_tensor(inputs.condition), types.bool)
-    first, second = promote_operands(inputs.self, inputs.other)
+    _add_choice(context, node, condition, *promote_operands(inputs.self, inputs.other))
+
+
+@PATCH.op("masked_fill")
+def masked_fill(context: Any, node: Any) -> None:
+    """Lower masked_fill(self, mask, value) of a mask that is larger than self; all others are coremltools' own."""
+    inputs = bind_arguments(context, node, "self mask value")
+    mask, x = to_tensor(inputs.mask), inputs.self
+    if _covers_shape(mask, x):
+        ops.masked_fill(context, node)
+        return
+    _add_choice(context, node, cast_to(mask, types.bool), cast_to(to_tensor(inputs.value), x.dtype), x)
+
+
+def _add_choice(context: Any, node: Any, condition: Var, first: Var, second: Var) -> None:
+    """Add the elements of `first` where `condition` holds, and of `second` elsewhere, as the result of `node`."""
     if first.dtype == types.bool:
         add_result(context, node, name_result(_select_bools(condition, first, second), node))
         return

@@ -917,6 +917,12 @@ def fused_biases_of_convolutions(x: torch.Tensor):
         (convolve(2).transpose(1, 2) - torch.arange(4.0).view(1, 1, 1, 4)).relu(), convolve(3) + torch.ones(4, 1)
 
 
+add_case("masked fill of a larger mask", lambda x, mask: (
+    x.masked_fill(mask > 0, -9.0).sum(0), x.masked_fill(mask > 0, torch.tensor(2)).flatten(1),
+    x.masked_fill(x > 0, 1.0)),
+    torch.randn(1, 4, 4), torch.randn(3, 1, 4), frontends=TRACE_AND_EXPORT)
+
+
 # One element of a small concat.
 
 
