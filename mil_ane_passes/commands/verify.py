@@ -178,7 +178,7 @@ def _load_torch_module(text: str) -> Any:
             found = found()
     except InputError:
         raise
-    except Exception as error:  # the user's own code may raise anything
+    except (Exception, SystemExit) as error:  # the user's own code may raise anything
         raise InputError(f"{format_option_values('torch', text)}: {type(error).__name__}: {error}; {expected}"
                          ) from error
     if not (callable(found) and hasattr(found, "eval")):

@@ -41,6 +41,9 @@ count = 3
 def broken():
     raise RuntimeError("no weights here")
 
+def leave():
+    raise SystemExit(0)
+
 def needs(size):
     return Net()
 """
@@ -192,8 +195,10 @@ def test_a_torch_module_from_the_command_line(converted, capsys, factory):
     (["m.mlpackage", "--torch", "my_net:broken"], "RuntimeError: no weights here"),
     (["m.mlpackage", "--torch", "my_net:needs"], "missing 1 required positional argument: 'size'"),
     (["m.mlpackage", "--torch", "my_net:count"], "TypeError: 'int' object is not callable"),
+    (["m.mlpackage", "--torch", "my_net:leave"], "SystemExit: 0"),
 ])
 def test_what_is_no_torch_module_is_said(net, fixtures, capsys, arguments, said):
+    """A script that ends the process with 0, too, which would pass for an equal result."""
     shutil.copytree(fixtures / "nothing_to_do.mlpackage", "m.mlpackage")
     code, _, err = verify(capsys, *arguments)
     assert code == 2 and said in err and err.count("\n") == 1
