@@ -115,6 +115,7 @@ class _PaddedFunction:
         function, lengths = self._function, self._lengths
         deficits = sample_deficits(lengths.span)
         spread_scalar_choices(function)
+        self._check_shared_length()
         dead = {*find_dead_ops(function), *find_unread_updates(function)}
         try:
             samples = LengthSamples(function, deficits, [lengths.get_shapes(each) for each in deficits])
@@ -142,6 +143,17 @@ class _PaddedFunction:
             remove_dead_ops(function, dead)
             _remove_unread(function)
         self._finish(position.name, at_maximum, values, outputs, padding)
+
+    def _check_shared_length(self) -> None:
+        """Raise InputError if an input can have a length of its own, as all of them are padded by one length."""
+        shapes, names = self._lengths.get_shapes(0), sorted({name for name, _ in self._lengths.axes})
+        for name in names[1:]:
+            shorter = {**shapes, name: tuple(
+                size - ((name, axis) in self._lengths.axes) for axis, size in enumerate(shapes[name]))}
+            if 1 not in [one for one, other in zip(shorter[name], shapes[name]) if one != other] and (
+                    LengthSamples.are_possible(self._function, shorter)):
+                raise _make_error(f"'{name}' can have another length than '{names[0]}'; expected inputs of one length: "
+                                  f"fix all but one of them with {format_option_values('fix_shape')}")
 
     def _choose_padding(self, padding: Padding) -> dict[str, float]:
         """Choose the padding of each input: for a mask of floats, a value that hides; else 0."""
@@ -321,9 +333,23 @@ def find_mask_values(start: Var) -> MaskValues | None:
         return None
     scale, offset = _find_mask_scale(start)
     if abs(scale) < _MIN_MASK_SCALE:
-        return MaskValues(MASKED, 0.0, MASKED)
+        return MaskValues(MASKED, 0.0, MASKED) if _is_added_only(start) else None
     padding = (MASKED - offset) / scale
     return MaskValues(0.0, 1.0, min(padding, 0.0)) if scale > 0 else MaskValues(1.0, 0.0, max(padding, 1.0))
+
+
+def _is_added_only(start: Var) -> bool:
+    """Return whether all that is computed from `start` ends in the scores of a softmax: features do not."""
+    pending, seen = [start], set[Operation]()
+    while pending:
+        for op in get_consumers(pending.pop()):
+            if op in seen or op.op_type in ("scaled_dot_product_attention", "shape", "softmax"):
+                continue
+            if op.op_type not in _TRANSPARENT:
+                return False
+            seen.add(op)
+            pending += op.outputs
+    return True
 
 
 def _find_mask_scale(start: Var) -> tuple[float, float]:

@@ -79,6 +79,11 @@ class LengthSamples:
             for var, other in zip(_list_vars(function), _list_vars(each), strict=True):
                 self._samples.setdefault(var, []).append(_Sample(get_sizes(other.sym_type), _get_value(other)))
 
+    @staticmethod
+    def are_possible(function: Function, shapes: Mapping[str, Any]) -> bool:
+        """Return whether no op is known to be impossible for these shapes of inputs; `function` is not changed."""
+        return not _infer(clone_function(function), shapes)
+
     def get_values(self, var: Var) -> list[Any] | None:
         """Return the value at each length; None if it is unknown at any of them."""
         found = [] if var not in self._samples else [each.value for each in self._samples[var]]

@@ -202,6 +202,32 @@ def test_a_length_at_which_the_source_cannot_run_is_named():
     assert pad(program_of(body), {"x": (1, (2, LENGTH), WIDTH)})[1].equal
 
 
+def test_inputs_of_independent_lengths_are_refused():
+    """One length would be taken for both; inputs that are joined have one length."""
+    def tower(x):
+        return mb.reduce_mean(x=attend(x), axes=[1])
+
+    other = mb.TensorSpec((1, get_new_symbol(), WIDTH), dtype=types.fp32)
+    sizes = {name: (1, LENGTH, WIDTH) for name in ("x", "y")}
+    with pytest.raises(ane.InputError, match="'y' can have another length than 'x'; expected inputs of one length"):
+        pad(program_of(lambda x, y: mb.mul(x=tower(x), y=tower(y), name="out"), more=[other]), sizes)
+    joined = program_of(lambda x, y: mb.identity(x=tower(mb.add(x=x, y=y)), name="out"), more=[other])
+    assert pad(joined, sizes)[1].equal
+
+
+def test_features_before_a_softmax_are_no_mask():
+    """Attention pooling: the padding of features is 0, as they are also multiplied with weights."""
+    def body(x):
+        first = mb.slice_by_index(x=x, begin=[0, 0, 0], end=[1, 0, 1], end_mask=[False, True, False])
+        weights = mb.softmax(x=first, axis=1)
+        rows = mb.linear(x=x, weight=normal(WIDTH, WIDTH))
+        return mb.reduce_sum(x=mb.mul(x=weights, y=rows), axes=[1], name="out")
+
+    draft, report = pad(program_of(body))
+    assert report.equal, str(report)
+    assert any("padded to (1, 12, 4) with 0 after" in each.note for each in draft.done), draft.done
+
+
 def test_differences_of_neighbours_are_those_of_the_source():
     def body(x):
         later = mb.slice_by_index(x=x, begin=[0, 1, 0], end=[1, 0, WIDTH], end_mask=[True] * 3)
