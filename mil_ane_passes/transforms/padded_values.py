@@ -60,6 +60,19 @@ class _Sample:
     value: Any
 
 
+def _has_fitting_operands(op: Operation) -> bool:
+    """Return whether the sizes of a select's operands fit, which coremltools does not check for its condition."""
+    if op.op_type != "select":
+        return True
+    sizes = [get_sizes(operand.sym_type) or () for operand in (op.cond, op.a, op.b)]
+    known = [tuple(1 if size is None else size for size in each) for each in sizes]
+    try:
+        np.broadcast_shapes(*known)
+    except ValueError:
+        return False
+    return True
+
+
 class LengthSamples:
     """The inferred shape and value of each value of `function`, at the lengths `deficits` below the maximum.
 
@@ -82,7 +95,8 @@ class LengthSamples:
     @staticmethod
     def are_possible(function: Function, shapes: Mapping[str, Any]) -> bool:
         """Return whether no op is known to be impossible for these shapes of inputs; `function` is not changed."""
-        return not _infer(clone_function(function), shapes)
+        clone = clone_function(function)
+        return not _infer(clone, shapes) and all(map(_has_fitting_operands, clone.operations))
 
     def get_values(self, var: Var) -> list[Any] | None:
         """Return the value at each length; None if it is unknown at any of them."""
