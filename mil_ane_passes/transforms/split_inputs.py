@@ -12,11 +12,14 @@ from dataclasses import dataclass
 
 from coremltools.converters.mil.mil import Function, Operation, Var, types
 
+from ..ir.block_editor import rebind_inputs
+from ..ir.builder import RewriteBuilder, UniqueNames
 from ..ir.query import get_consumers, get_static_shape, is_const
 from ..utils.errors import InputError
 from ..utils.option_spelling import format_option, format_option_values
 from .contract import Draft, EditRecord, Transform
 from .dead_ops import get_read_vars, is_pure
+from .expose import can_have_fp16_interface
 from .names import make_unknown_name_error
 from .split_at import split_each
 
@@ -33,7 +36,8 @@ class SplitInputs(Transform):
 
     Rows looked up in a table are crossing values. A float that is computed from crossing values by ops on floats stays
     in the second part. With `together`, values that depend on several of `names` are in the first part, too; the second
-    part then depends on looked-up rows and on other inputs.
+    part then depends on looked-up rows and on other inputs. Booleans that it reads, such as masks, become floats there,
+    which the second part compares with 0.5.
     """
 
     names: Sequence[str]
@@ -49,10 +53,11 @@ class SplitInputs(Transform):
                           self.function)
 
     def _find_boundary(self, draft: Draft, name: str, function: Function) -> list[str]:
-        values = find_boundary(function, self.names)
-        if not values:
+        boundary = find_boundary(function, self.names)
+        if not boundary:
             raise self._make_error("the other ops read no value that depends only on these; expected inputs of ids, "
                                    "positions or masks")
+        values = _replace_booleans(function, boundary)
         draft.done.append(EditRecord(_OPTION, name, ", ".join(self.names), "computed from integers alone: "
                                      + ", ".join(f"'{var.name}'" for var in values)))
         return [var.name for var in values]
@@ -161,8 +166,8 @@ def find_lookups(function: Function, names: Sequence[str]) -> dict[str, list[Var
     return found
 
 
-def find_boundary(function: Function, names: Sequence[str]) -> list[Var]:
-    """Return the values that depend only on inputs `names` and are read by ops that depend on looked-up rows.
+def find_boundary(function: Function, names: Sequence[str]) -> dict[Var, list[Operation]]:
+    """Return the values that depend only on inputs `names`, each with the ops that read it and depend on looked-up rows.
 
     The remaining ops depend on rows of a table of floats, on other inputs, and on states.
     """
@@ -178,8 +183,34 @@ def find_boundary(function: Function, names: Sequence[str]) -> list[Var]:
             follows.update(op.outputs)
             rows += op.outputs
     known = follows - set(rows)
-    found = [var for op in function.operations for var in op.outputs if sources[var] and not is_const(var) and (
-        var not in known) and any(set(user.outputs) & known for user in get_consumers(var))]
+    found = {var: [user for user in get_consumers(var) if set(user.outputs) & known]
+             for op in function.operations for var in op.outputs
+             if sources[var] and not is_const(var) and var not in known}
+    return {var: readers for var, readers in found.items() if readers}
+
+
+def _replace_booleans(function: Function, boundary: Mapping[Var, list[Operation]]) -> list[Var]:
+    """Return the values of a boundary, with a float (1 for true) in place of each boolean; its readers compare it.
+
+    The ANE does not read booleans and integers from memory; it computes comparisons of floats.
+    """
+    found = []
+    dtype = "fp16" if can_have_fp16_interface(function) else "fp32"
+    with function:
+        mb = RewriteBuilder(function, UniqueNames(function))
+        for var, readers in boundary.items():
+            if not types.is_tensor(var.sym_type) or var.dtype != types.bool:
+                found.append(var)
+                continue
+            first = next(op for op in function.operations if op in readers)
+            with mb.at(first):
+                flags = mb.cast(x=var, dtype=dtype, name=f"{var.name}_flags")
+                mb.adopt_scopes(var.op.scopes)
+                compared = mb.greater(x=flags, y=types.nptype_from_builtin(flags.dtype)(0.5))
+                mb.adopt_scopes(first.scopes)
+            for reader in readers:
+                reader.set_inputs(**rebind_inputs(reader, var, compared))
+            found.append(flags)
     return found
 
 

@@ -200,6 +200,20 @@ def test_masks_of_floats_that_the_model_scales(tmp_path, form):
     np.testing.assert_allclose(found[:, :5], expected, atol=2e-2)
 
 
+@pytest.mark.parametrize("form", ["largest row", "logarithms"])
+def test_padding_that_booleans_hide_in_the_main_package(tmp_path, form):
+    """The largest row is that of real rows, and the logarithms of padding are not finite: both are selected."""
+    report = ane.adapt(make_encoder(tmp_path / "source.mlpackage", form=form), tmp_path / "out", context=CONTEXT)
+    assert report.status == "written" and report.after["unsupported"] == {}, str(report)
+    function = ane.load(tmp_path / "out" / "encoder.mlpackage").program.functions["main"]
+    assert {var.dtype for var in function.inputs.values()} == {types.fp16}
+    assert {"greater", "select"} <= {op.op_type for op in function.operations}
+    ids, mask = np.array([[3, 1, 4, 1, 5]], np.int32), np.array([[1, 1, 0, 1, 1]], np.int32)
+    (expected,) = ane.run(tmp_path / "source.mlpackage", {"ids": ids, "mask": mask}).values()
+    found = run_folder(tmp_path / "out", {"ids": ids, "mask": mask}, 5)["out"]
+    np.testing.assert_allclose(found, expected, atol=2e-2)
+
+
 @pytest.mark.parametrize("form", ["no mask", "head"])
 def test_a_language_model_without_a_cache_is_noted(tmp_path, form):
     report = ane.adapt(make_encoder(tmp_path / "source.mlpackage", form=form), tmp_path / "out")
@@ -334,6 +348,11 @@ def make_encoder(path, *, batch=1, length=None, most=CONTEXT, features=False, fo
             weights = mb.add(x=weights, y=mb.cast(x=mb.select(cond=positive, a=kind, b=mb.mul(x=kind, y=2),
                                                               name="chosen"), dtype="fp16"))
         mixed = mb.matmul(x=weights, y=x)
+        if form == "largest row":
+            return mb.reduce_max(x=mixed, axes=[1], keep_dims=False, name="out")
+        if form == "logarithms":
+            mixed = mb.log(x=mb.mul(x=mixed, y=mixed), epsilon=np.float16(0))
+            return mb.reduce_sum(x=mixed, axes=[1], keep_dims=False, name="out")
         if form == "reversed":
             mixed = mb.reverse(x=mixed, axes=[1])
         if form == "head":
