@@ -397,6 +397,52 @@ def test_a_script_with_wrong_ids_says_what_is_expected(llama, monkeypatch, capsy
                                        "makes of text, separated by commas: 1,2,3\n")
 
 
+def write_cut_archive(path):
+    np.savez(path, states=np.zeros((40, 40)))
+    path.write_bytes(path.read_bytes()[:-200])
+
+
+def write_damaged_archive(path):
+    """An archive of compressed arrays, with other bytes in the middle."""
+    np.savez_compressed(path, states=normal(40, 40))
+    data = bytearray(path.read_bytes())
+    data[600:700] = bytes(100)
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(("name", "write", "reason"), [
+    ("array.npy", lambda path: np.save(path, np.zeros((1, 4), np.float32)), "found one array of float32"),
+    ("empty.npz", lambda path: path.write_bytes(b""), "No data left in file"),
+    ("cut.npz", write_cut_archive, "is not a zip file"),
+    ("damaged.npz", write_damaged_archive, ""),
+    ("text.npz", lambda path: path.write_text("no array"), ""),
+])
+def test_a_script_rejects_inputs_that_are_no_arrays(llama, tmp_path, monkeypatch, capsys, name, write, reason):
+    from mil_ane_passes.report.decoder import generate
+
+    write(tmp_path / name)
+    monkeypatch.setattr(generate, "__file__", str(llama[1] / "generate.py"))
+    assert generate.main(["--ids", "1", "--inputs", str(tmp_path / name), "--runtime", "reference"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"generate.py: --inputs {tmp_path / name}: ") and reason in said
+    assert said.endswith("; expected an .npz file, as written by np.savez(path, name=array)\n") and (
+        len(said.splitlines()) == 1)
+
+
+@pytest.mark.parametrize(("text", "reason"), [
+    ('{"schema": 1}', "manifest.json lacks 'context'"),
+    ("[]", "manifest.json has schema None; this script reads 1"),
+    ("{", "manifest.json is not JSON"),
+])
+def test_a_script_rejects_another_manifest(tmp_path, monkeypatch, capsys, text, reason):
+    from mil_ane_passes.report.decoder import generate
+
+    (tmp_path / "manifest.json").write_text(text)
+    monkeypatch.setattr(generate, "__file__", str(tmp_path / "generate.py"))
+    assert generate.main(["--ids", "1", "--runtime", "reference"]) == 2
+    assert reason in capsys.readouterr().err
+
+
 def test_the_printed_command_of_the_script_can_be_pasted(llama):
     said = str(dataclasses.replace(llama[0], output="/a folder/out")).splitlines()
     assert said[-1] == "next: python '/a folder/out/generate.py' --ids 1,2,3 --runtime reference"

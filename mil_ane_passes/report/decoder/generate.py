@@ -12,6 +12,8 @@ import argparse
 import json
 import logging
 import sys
+import zipfile
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -74,6 +76,23 @@ def unpack_bits(data: Any, count: int) -> Any:
     return np.unpackbits(np.asarray(data), axis=-1, bitorder="little")[..., :count]
 
 
+def read_manifest(path: Path) -> dict[str, Any]:
+    """Return what manifest.json describes. ValueError if it is not what `mil-ane-passes adapt` writes."""
+    expected = "expected the file that `mil-ane-passes adapt` wrote beside this script"
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"manifest.json is not JSON ({error}); {expected}") from None
+    if not isinstance(manifest, dict) or manifest.get("schema") != SCHEMA:
+        found = manifest.get("schema") if isinstance(manifest, dict) else None
+        raise ValueError(f"manifest.json has schema {found}; this script reads {SCHEMA}: {expected}")
+    missing = [name for name in ("context", "vocabulary", "inputs", "outputs", "fixed", "once", "parts", "embedding",
+                                 "cache") if name not in manifest]
+    if missing:
+        raise ValueError(f"manifest.json lacks {', '.join(map(repr, missing))}; {expected}")
+    return manifest
+
+
 class Decoder:
     """A decoder and its cache.
 
@@ -83,9 +102,7 @@ class Decoder:
 
     def __init__(self, folder: Path, open_model: Callable[[Path, str | None], Any],
                  fixed: dict[str, Any] | None = None) -> None:
-        self.manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-        if self.manifest.get("schema") != SCHEMA:
-            raise ValueError(f"manifest.json has schema {self.manifest.get('schema')}; this script reads {SCHEMA}")
+        self.manifest = read_manifest(folder / "manifest.json")
         self.context: int | None = self.manifest["context"]
         self.position = 0
         self._fixed = read_fixed(self.manifest["fixed"], fixed or {})
@@ -239,6 +256,18 @@ def open_by(runtime: str) -> Callable[[Path, str | None], Any]:
     return open_model
 
 
+def read_inputs(path: str) -> dict[str, Any]:
+    """Return the arrays of an .npz file by name. ValueError if it is not one, or is incomplete."""
+    try:
+        found = np.load(path)
+        if isinstance(found, np.lib.npyio.NpzFile):
+            return dict(found)
+        reason = f"found one array of {found.dtype}"
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        reason = str(error)
+    raise ValueError(f"--inputs {path}: {reason}; expected an .npz file, as written by np.savez(path, name=array)")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ids", required=True, help="the prompt's token ids, such as 1,2,3")
@@ -254,7 +283,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         ids = read_ids(arguments.ids)
-        fixed = {} if arguments.inputs is None else dict(np.load(arguments.inputs))
+        fixed = {} if arguments.inputs is None else read_inputs(arguments.inputs)
         decoder = Decoder(Path(__file__).resolve().parent, open_by(arguments.runtime), fixed)
         vocabulary = decoder.manifest["vocabulary"]
         if arguments.steps < 1 or any(not 0 <= each < vocabulary for each in ids):
