@@ -36,6 +36,7 @@ class Source:
 def find_sources(given: Paths, folder: Path | None, *, named: bool = True) -> list[Source]:
     """Find the packages that `given` refers to, in that order, each once.
 
+    A package is found under its own path, not that of a link in the same folders, unless the link itself was given.
     The result is named after its package. A package that is found in a folder keeps its path below that folder.
     `folder`, the folder of the results, is not searched. A missing package becomes a source with an `error`. Raises
     InputError when nothing is given, or when the results of two packages would have the same name; not `named`: there
@@ -50,11 +51,16 @@ def find_sources(given: Paths, folder: Path | None, *, named: bool = True) -> li
         raise InputError("no packages given; expected paths of .mlpackage folders, of .mlmodel files, or of folders "
                          "that contain them")
     found: dict[str, Source] = {}
+    links: set[str] = set()
     for each in listed:
         suffixes = (_FILE_SUFFIX,) if named else (_FILE_SUFFIX, _PROGRAM_SUFFIX)
         for source in _iterate_sources(os.fspath(each), folder, suffixes):
             for one in [_reject_program(source)] if named else _list_delegates(source):
-                found.setdefault(os.path.realpath(one.path), one)
+                target = os.path.realpath(one.path)
+                if target not in found or target in links and not os.path.islink(one.path):
+                    found[target] = one
+                    if os.path.islink(one.path) and one.path != os.fspath(each):
+                        links.add(target)
     if named:
         _check_names(found.values())
     return list(found.values())
@@ -136,7 +142,7 @@ def _walk_folders(
 ) -> Iterator[tuple[str, list[str]]]:
     """Yield all folders below, with the names of the packages in each, and of the files with one of the suffixes.
 
-    Packages, hidden folders, the folder of the results and links are not searched, and backups are left out.
+    Files and broken links that are named as packages are listed, too: opening them says what they are. Packages, hidden folders, the folder of the results and links are not searched, and backups are left out.
     """
     results = None if folder is None else os.path.realpath(folder)
     for place, folders, files in os.walk(top, onerror=refused.append):
@@ -145,7 +151,7 @@ def _walk_folders(
                             and os.path.realpath(os.path.join(place, name)) != results)
         inside = [name for name in folders if _is_package(os.path.join(place, name))]
         folders[:] = [name for name in folders if name not in inside]
-        yield place, sorted([*inside, *(name for name in files if name.endswith(suffixes))])
+        yield place, sorted([*inside, *(name for name in files if name.endswith((_SUFFIX, *suffixes)))])
 
 
 def _search_folder(top: str, folder: Path | None, suffixes: tuple[str, ...]) -> Iterator[Source]:

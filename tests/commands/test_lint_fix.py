@@ -175,6 +175,12 @@ def test_in_place_without_fix_is_refused(models, capsys):
     assert capsys.readouterr().err == "mil-ane-passes: --in-place has no effect without --fix; expected both\n"
 
 
+def test_in_place_a_package_is_fixed_beside_a_link_to_it(models, capsys):
+    os.symlink("c.mlpackage", models / "b" / "a link.mlpackage")
+    ran(capsys, models, "--in-place", code=0)
+    assert "cumsum" not in kinds(models / "b" / "c.mlpackage") and os.path.islink(models / "b" / "a link.mlpackage")
+
+
 def test_a_link_and_a_network_are_not_replaced(models, fixtures, capsys):
     os.symlink("b/c.mlpackage", models / "link.mlpackage")
     assert "is a link to b/c.mlpackage, and a link is not replaced" in ran(

@@ -39,6 +39,23 @@ def test_a_package_is_taken_once_in_the_order_given(tmp_path, monkeypatch):
     assert names(["."]) == ["a"]
 
 
+def test_a_link_in_a_folder_does_not_replace_the_package_beside_it(tmp_path):
+    make(tmp_path, "v3.mlpackage", "sub/v1.mlpackage")
+    (tmp_path / "latest.mlpackage").symlink_to("v3.mlpackage")
+    make(tmp_path, ".hidden/other.mlpackage")
+    (tmp_path / "sub" / "elsewhere.mlpackage").symlink_to(tmp_path / ".hidden" / "other.mlpackage")
+    assert names([tmp_path]) == ["v3", "sub/elsewhere", "sub/v1"]
+    assert names([f"{tmp_path}/*.mlpackage"]) == ["v3"]
+    assert names([tmp_path / "latest.mlpackage"]) == ["latest"]
+
+
+def test_what_is_named_as_a_package_and_is_none_is_found_and_fails(tmp_path):
+    make(tmp_path, "a.mlpackage")
+    (tmp_path / "gone.mlpackage").symlink_to("nowhere.mlpackage")
+    (tmp_path / "text.mlpackage").write_text("version https://git-lfs.github.com/spec/v1")
+    assert names([tmp_path]) == ["a", "gone", "text"]
+
+
 def test_patterns_that_no_shell_expanded(tmp_path):
     make(tmp_path, "m1.mlpackage", "m2.mlpackage", "deep/er/m3.mlpackage", "odd[1].mlpackage")
     assert names([f"{tmp_path}/m?.mlpackage", f"{tmp_path}/**/m3.mlpackage"]) == ["m1", "m2", "m3"]
