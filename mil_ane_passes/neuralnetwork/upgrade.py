@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import stat
-from contextlib import redirect_stderr
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +44,8 @@ DEFAULT_TARGET = "iOS16"
 _PRECISIONS = ("fp16", "fp32")
 _LEFT_OUT = {"common::add_int16_cast"}
 "A pass of coremltools that casts indices to int16 where it cannot know that they fit, such as before a squeeze."
+_FILE_ERRORS = ("filesystem error", "MIL FileWriter")
+"Words of errors that coremltools' libraries raise where files cannot be written, such as on a full disk."
 
 
 @dataclass(frozen=True)
@@ -156,20 +161,47 @@ def _convert_program(network: ConvertedNetwork, opset: Any, precision: str, wher
         compute_precision = ct.transform.FP16ComputePrecision(op_selector=WholeNumbers())
     pipeline = ct.PassPipeline.DEFAULT
     pipeline.remove_passes(_LEFT_OUT)
+    with _make_temporary_package(where) as package:
+        try:
+            with redirect_stderr(io.StringIO()):  # three progress bars
+                made = ct.convert(
+                    network.program, convert_to="mlprogram", minimum_deployment_target=opset, skip_model_load=True,
+                    compute_precision=compute_precision, pass_pipeline=pipeline, package_dir=str(package), **options)
+        except BUILDER_ERRORS as error:
+            if any(words in str(error) for words in _FILE_ERRORS):
+                raise _make_temporary_error(where, format_cause(error)) from error
+            raise InputError(f"{where}: coremltools cannot save the program ({format_cause(error)}); expected a "
+                             "network whose values Core ML supports") from error
+        result = made.get_spec()
+        if config:
+            _rename_probabilities(result, made._mil_program, network)
+        _copy_description(result, network)
+        read_layout(package).model.write_bytes(result.SerializeToString())
+        return ct.models.MLModel(str(package), is_temp_package=True, skip_model_load=True,
+                                 mil_program=made._mil_program)
+
+
+@contextmanager
+def _make_temporary_package(where: str) -> Iterator[Path]:
+    """Make a folder for the package of a conversion, which is removed if the conversion fails.
+
+    Raises InputError if the folder for temporary files cannot be written.
+    """
+    path = None
     try:
-        with redirect_stderr(io.StringIO()):  # three progress bars
-            made = ct.convert(
-                network.program, convert_to="mlprogram", minimum_deployment_target=opset, skip_model_load=True,
-                compute_precision=compute_precision, pass_pipeline=pipeline, **options)
-    except BUILDER_ERRORS as error:
-        raise InputError(f"{where}: coremltools cannot save the program ({format_cause(error)}); expected a network "
-                         f"whose values Core ML supports") from error
-    result = made.get_spec()
-    if config:
-        _rename_probabilities(result, made._mil_program, network)
-    _copy_description(result, network)
-    return ct.models.MLModel(result, weights_dir=made.weights_dir, skip_model_load=True,
-                              mil_program=made._mil_program)
+        path = tempfile.mkdtemp(suffix=".mlpackage")
+        yield Path(path)
+    except BaseException as error:
+        if path is not None:
+            shutil.rmtree(path, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise _make_temporary_error(where, error.strerror or str(error)) from error
+        raise
+
+
+def _make_temporary_error(where: str, reason: str) -> InputError:
+    return InputError(f"{where}: the converted program cannot be written to the folder for temporary files, "
+                      f"{tempfile.gettempdir()} ({reason}); free some space there, or set TMPDIR to another folder")
 
 
 def _make_classifier_config(network: ConvertedNetwork, where: str) -> Any:

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
+import coremltools as ct
+import numpy as np
 import pytest
+from coremltools.models import datatypes
+from coremltools.models.neural_network import NeuralNetworkBuilder
 
 from mil_ane_passes.commands.main import main
 from mil_ane_passes.package import staging
 from tests.commands.test_adapt_encoders import make_encoder
+from tests.package.helpers import normal
 
 FIXTURE = str(Path(__file__).parents[2] / "fixtures" / "conv_transpose_1d.mlpackage")
 COMMANDS = {
@@ -98,3 +106,32 @@ def test_a_full_disk_within_a_rewrite_in_place_names_the_package(full, capsys):
     assert (f"{package}: the package cannot be written (No space left on device); existing files are unchanged: free "
             "some space, or choose another disk") in err
     assert ".mil-ane-passes" not in out + err and os.listdir(full) == ["in.mlpackage"]
+
+
+@pytest.mark.parametrize("limit", [1 << 10, 24 << 10])
+def test_a_full_folder_for_temporary_files_is_named(tmp_path, limit):
+    """The weights of the network (32 KB at fp16), or the spec of its many layers, do not fit below the limit."""
+    network = tmp_path / "in.mlmodel"
+    save_network(network, layers=1 if limit > 4096 else 60)
+    (tmp_path / "temporary").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-m", "mil_ane_passes", "upgrade", str(network), "-o", str(tmp_path / "out.mlpackage")],
+        env={**os.environ, "TMPDIR": str(tmp_path / "temporary")}, capture_output=True, text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
+    said = done.stderr.splitlines()
+    assert done.returncode == 2 and len(said) == 1, done.stderr
+    assert said[0].startswith(f"mil-ane-passes: {network}: the converted program cannot be written to the folder for "
+                              f"temporary files, {tmp_path / 'temporary'} (")
+    assert said[0].endswith("; free some space there, or set TMPDIR to another folder")
+    assert sorted(os.listdir(tmp_path)) == ["in.mlmodel", "temporary"] and not os.listdir(tmp_path / "temporary")
+
+
+def save_network(path, layers):
+    """Save a NeuralNetwork of one inner product of 64 KB, and activations for further layers."""
+    builder = NeuralNetworkBuilder([("x", datatypes.Array(1, 64, 1, 64))], [("y", None)],
+                                   disable_rank5_shape_mapping=True)
+    names = ["x", *(f"value {number}" for number in range(1, layers)), "y"]
+    builder.add_inner_product("product", normal(256, 64).astype(np.float32), None, 64, 256, False, names[0], names[1])
+    for number in range(1, layers):
+        builder.add_activation(f"layer {number}", "TANH", names[number], names[number + 1])
+    ct.models.utils.save_spec(builder.spec, str(path))
