@@ -10,6 +10,7 @@ from typing import Any
 from coremltools.converters.mil.mil import Program
 
 from ..ir.clone import clone_program
+from ..ir.query import is_computed_in_fp16, iterate_ops
 from ..ir.scopes import copy_scopes
 from ..neuralnetwork.loading import is_network, load, load_model, upgrade_to_package
 from ..package import Package
@@ -61,16 +62,33 @@ class OpenedSource:
         self.package.files.check_opened()
 
 
-def open_source(source: Any) -> OpenedSource:
-    """Open a source; a NeuralNetwork, as a path, an MLModel or a spec, is upgraded in memory."""
+def open_pair(before: Any, after: Any) -> tuple[OpenedSource, OpenedSource]:
+    """Open two sources that are to be compared.
+
+    A NeuralNetwork beside an ML Program that computes nothing in fp16 is upgraded with `--precision fp32`, as that was.
+    """
+    old, new = open_source(before), open_source(after)
+    if old.upgraded and not new.upgraded and not _computes_in_fp16(new):
+        old = open_source(before, "fp32")
+    elif new.upgraded and not old.upgraded and not _computes_in_fp16(old):
+        new = open_source(after, "fp32")
+    return old, new
+
+
+def _computes_in_fp16(source: OpenedSource) -> bool:
+    return any(is_computed_in_fp16(op) for _, op in iterate_ops(source.program))
+
+
+def open_source(source: Any, precision: str = "fp16") -> OpenedSource:
+    """Open a source; a NeuralNetwork, as a path, an MLModel or a spec, is upgraded in memory at `precision`."""
     if isinstance(source, Program):
         return OpenedSource(source, None, "a program in memory")
     if isinstance(source, Package):
         return _open_package(source)
     if isinstance(source, (str, PathLike)):
-        return replace(_open_package(load(source), fspath(source)), is_at_path=True)
+        return replace(_open_package(load(source, precision), fspath(source)), is_at_path=True)
     if hasattr(source, "get_spec") and not isinstance(source, type):
-        package = load_model(source)
+        package = load_model(source, precision)
         converted = getattr(source, "_mil_program", None)
         if isinstance(converted, Program):
             copy_scopes(converted, package.program)
@@ -78,7 +96,7 @@ def open_source(source: Any) -> OpenedSource:
         unsaved = package.upgraded is None and getattr(source, "is_temp_package", False)
         return _open_package(package, "a model in memory" if unsaved else None)
     if is_network(source):
-        return _open_package(upgrade_to_package(source, "the model"))
+        return _open_package(upgrade_to_package(source, "the model", precision))
     spec = "; save a spec first: ct.models.MLModel(spec, weights_dir=...).save(path)"
     kind = f"the class {source.__name__}" if isinstance(source, type) else f"an object of type {type(source).__name__}"
     raise InputError(f"cannot read {kind}; expected a path to an .mlpackage, an "

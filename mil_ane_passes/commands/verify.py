@@ -222,7 +222,8 @@ def verify(options: VerifyOptions) -> VerifyReport:
     `widths`, float inputs and outputs may have different widths, as after `ane::fp16_io`. `max_steps`,
     `max_seconds` and `max_memory` as in `run`: beyond them the result is "not verified".
 
-    A NeuralNetwork is compared as the ML Program that `upgrade` makes of it; the report's `upgraded` describes it.
+    A NeuralNetwork is compared as the ML Program that `upgrade` makes of it, with the precision of an ML Program beside
+    it; the report's `upgraded` describes it.
     Declarations of two packages have to agree as well: the order of an image's channels, defaults of optional inputs,
     the shapes that are run, and the connections between parts of a pipeline.
 
@@ -322,11 +323,11 @@ def _collect_run_settings(options: VerifyOptions) -> dict[str, Any]:
 
 
 def _verify_models(options: VerifyOptions, strictness: Strictness) -> VerifyReport:
-    from .sources import open_source, select_function
+    from .sources import open_pair, select_function
 
     if options.tolerance is not None:
         raise InputError("tolerance applies to a torch module or a callable; two models are compared by exactness")
-    old, new = (select_function(open_source(each), options.function) for each in (options.before, options.after))
+    old, new = (select_function(each, options.function) for each in open_pair(options.before, options.after))
     report = _compare_sources(options, strictness, old, new)
     report.upgraded = (*old.upgraded, *new.upgraded)
     if strictness.accuracy is None and options.exactness == "rounding":

@@ -34,11 +34,11 @@ _PRECISION = "fp16"
 
 
 @synchronized
-def load(path: str | os.PathLike[str]) -> Package:
+def load(path: str | os.PathLike[str], precision: str = _PRECISION) -> Package:
     """Load the model at `path`: an ML Program package or a pipeline with one; its weights are mapped, not read.
 
     A NeuralNetwork or a pipeline of them (an .mlmodel, or an .mlpackage that holds one) is upgraded to an ML Program in
-    memory, and the attribute `upgraded` of the package describes it. `model.pte/METHOD/N` is a Core ML delegate of an
+    memory, at `precision`, and the attribute `upgraded` of the package describes it. `model.pte/METHOD/N` is a Core ML delegate of an
     ExecuTorch program, `model.pte` its only one. Raises InputError if `path` is none of these, or if the model is
     inconsistent.
     """
@@ -46,13 +46,13 @@ def load(path: str | os.PathLike[str]) -> Package:
         program = ExecutorchProgram(address[0])
         return load_delegate(program, program.select_only(address[1]), os.fspath(path), address[1])
     if isinstance(path, (str, os.PathLike)) and is_network_file(path):
-        return upgrade_to_package(*read_network(path))
+        return upgrade_to_package(*read_network(path), precision)
     try:
         return packages.load(path)
     except NetworkFound as found:
         if not is_network(found.spec):
             raise
-        return upgrade_to_package(found.spec, os.fspath(path))
+        return upgrade_to_package(found.spec, os.fspath(path), precision)
 
 
 class _UnpackedFolder:
@@ -90,16 +90,16 @@ def load_delegate(program: ExecutorchProgram, blob: Blob, name: str, delegate: s
 
 
 @synchronized
-def load_model(mlmodel: Any) -> Package:
+def load_model(mlmodel: Any, precision: str = _PRECISION) -> Package:
     """Return the package of a `ct.models.MLModel`, as `load` does. Raises InputError for the reasons `load` does."""
     if getattr(mlmodel, "package_path", None) is None and is_network(mlmodel.get_spec()):
-        return upgrade_to_package(mlmodel.get_spec(), "the MLModel")
+        return upgrade_to_package(mlmodel.get_spec(), "the MLModel", precision)
     try:
         return packages.package_of_mlmodel(mlmodel)
     except NetworkFound as found:
         if not is_network(found.spec):
             raise
-        return upgrade_to_package(found.spec, "the MLModel")
+        return upgrade_to_package(found.spec, "the MLModel", precision)
 
 
 def is_network_file(path: str | os.PathLike[str]) -> bool:
@@ -120,16 +120,16 @@ def is_network(spec: Any) -> bool:
     return kind in NETWORK_KINDS
 
 
-def upgrade_to_package(spec: Any, source: str) -> Package:
-    """Upgrade the network `spec` with the settings that `upgrade` has by default.
+def upgrade_to_package(spec: Any, source: str, precision: str = _PRECISION) -> Package:
+    """Upgrade the network `spec` with the settings that `upgrade` has by default, except for `precision`.
 
     Where its weights have a scale for each output channel, which the default target cannot store, the target is the
     first that can.
     """
     target = choose_target(spec)
-    made: UpgradedModel = upgrade_model(spec, target, _PRECISION, where=source)
+    made: UpgradedModel = upgrade_model(spec, target, precision, where=source)
     package = made.package
-    package.upgraded = UpgradedSource(source, spec.WhichOneof("Type"), sum(made.layers.values()), target, _PRECISION)
+    package.upgraded = UpgradedSource(source, spec.WhichOneof("Type"), sum(made.layers.values()), target, precision)
     return package
 
 

@@ -209,3 +209,13 @@ def test_a_network_that_changes_while_it_is_read_is_refused(folder, tmp_path, ca
     assert main([command[0], "x.mlmodel", *command[1:]]) == 2
     assert "x.mlmodel: was modified while it was read; run again" in capsys.readouterr().err
     assert {each.name for each in tmp_path.iterdir()} <= {"x.mlmodel", "other.mlmodel"}
+
+
+@pytest.mark.parametrize("precision", ["fp16", "fp32"])
+def test_a_network_is_compared_at_the_precision_of_the_program_beside_it(folder, tmp_path, precision):
+    ane.upgrade(folder / "net.mlmodel", tmp_path / "out.mlpackage", precision=precision)
+    for sides in ((folder / "net.mlmodel", tmp_path / "out.mlpackage"),
+                  (tmp_path / "out.mlpackage", folder / "net.mlmodel")):
+        report = ane.verify(*sides, seeds=1)
+        assert report.equal_bits and [each.precision for each in report.upgraded] == [precision], str(report)
+    assert ane.verify(folder / "net.mlmodel", folder / "net.mlmodel", seeds=1).upgraded[0].precision == "fp16"
