@@ -100,6 +100,8 @@ class ProgramReader:
         scope: dict[str, Var] = {input_name: placeholder.outputs[0] for input_name, placeholder in inputs.items()}
         with Function(inputs, opset_version=_target_from_opset(spec.opset, version)) as function:
             self._read_block(function, spec.block_specializations[spec.opset], blocks[spec.opset], scope, where)
+        if not function.outputs:
+            raise InputError(f"{where} has no outputs; expected one or more, without which Core ML loads no model")
         signature = tuple((input_name, var.sym_type) for input_name, var in function.inputs.items())
         results = tuple((var.name, var.sym_type) for var in function.outputs)
         described = _get_descriptions(member.spec.description, name)

@@ -326,7 +326,11 @@ class FunctionGraph:
             raise CutError(f"no op after {_format_names(named)} depends on these or on an input: the second part would "
                            "be empty",
                            elsewhere=True)
-        return self._cut(named, first, second)
+        found = self._cut(named, first, second)
+        if not found.crossing and made.isdisjoint(self.outputs):
+            raise CutError(f"neither an output of the model nor an op after {_format_names(named)} needs what is "
+                           "computed up to there: the first part would be empty, without outputs", elsewhere=True)
+        return found
 
     def _cut(self, named: Sequence[Var], first: set[int], second: set[int]) -> Cut:
         wanted = {var for place in second for var in self.reads[place]}

@@ -281,6 +281,21 @@ def test_where_it_cannot_be_cut(named, reason, tmp_path):
     assert os.listdir(tmp_path) == ["source.mlpackage"]
 
 
+def test_a_first_part_without_outputs_is_refused(tmp_path):
+    """Core ML loads no model without outputs; the second list of the split leads to no output."""
+    @mb.program(input_specs=[mb.TensorSpec((2, 4))], opset_version=ct.target.iOS16)
+    def program(x):
+        wave = mb.sin(x=x, name="wave")
+        mb.concat(values=mb.split(x=wave, num_splits=2, axis=1), axis=1, name="unused")
+        return mb.identity(x=x, name="out")
+
+    source = make(tmp_path / "source.mlpackage", program, ct.target.iOS16, pass_pipeline=ct.PassPipeline.EMPTY)
+    with pytest.raises(ane.InputError, match="neither an output of the model nor an op after 'wave' needs what is "
+                                             "computed up to there: the first part would be empty"):
+        cut(source, ["wave"], tmp_path)
+    assert os.listdir(tmp_path) == ["source.mlpackage"]
+
+
 def test_values_inside_blocks_are_refused_with_what_the_block_makes(tmp_path):
     source = BUILDERS["control_flow"](tmp_path / "source.mlpackage")
     with pytest.raises(ane.InputError, match="'one' is inside a block of a cond op, which cannot be cut; the op "
