@@ -157,7 +157,7 @@ class AdaptReport:
             lines.append(f"results are those of the source {where}, within {self.result_error:.1e} of the largest "
                          f"({RESULT_BOUND:g} allowed)")
         if self.status == "rejected":
-            return format_lines([*lines, f"nothing written: {self.reason}"])
+            return format_lines([*lines, *f"nothing written: {self.reason}".split("\n")])
         folder = escape_text(self.output)
         done = f"written to {folder} in {self.seconds:.1f} s"
         lines += map(escape_text, self.notes)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._version import __version__
-from ..utils.text_format import format_markdown_code, format_python_string, format_swift_string
+from ..utils.text_format import escape_text, format_markdown_code, format_python_string, format_swift_string
 from .adapt_parts import (
     choose_identifier,
     compare_drafts,
@@ -207,7 +207,7 @@ def _compare_results(
             error = float(np.abs(value.astype(np.float64) - found[name])[seen].max(initial=0.0)) / scale
             if not error <= RESULT_BOUND:
                 report.status = "rejected"
-                report.reason = (f"output '{name}'{'' if length is None else f' at length {length}'} differs by "
+                report.reason = (f"output '{escape_text(name)}'{'' if length is None else f' at length {length}'} differs by "
                                  f"{error:.1e} of the largest; {RESULT_BOUND:g} is allowed")
                 return
             worst = max(worst, error)

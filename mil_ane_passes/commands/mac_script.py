@@ -17,7 +17,7 @@ from .._version import __version__, make_json_header
 from ..package.manifest import check_model_path
 from ..utils.errors import InputError
 from ..utils.option_spelling import choose_spelling, format_option
-from ..utils.text_format import escape_text, format_lines, format_short_repr
+from ..utils.text_format import escape_text, format_command_path, format_lines, format_short_repr
 from .options import (
     DEFAULT_SEEDS,
     FEEDS,
@@ -159,7 +159,7 @@ class MacFolder:
             f"{self.expected} of them, measure.py, README.txt",
             *[f"note: {note}" for note in self.notes],
             f"on a Mac, in that folder: {_format_command(self.images)}",
-            f"then here: mil-ane-passes calibrate-plan {quote(f'{self.folder}/result.json')}"])
+            f"then here: mil-ane-passes calibrate-plan {quote(format_command_path(f'{self.folder}/result.json'))}"])
 
 
 def _format_command(images: bool) -> str:

@@ -111,8 +111,11 @@ def _check_working_folder() -> None:
 
 
 def _print_error(words: str) -> None:
-    """Print an error on stderr, in one line."""
-    print(f"mil-ane-passes: {escape_text(words)}", file=sys.stderr)
+    """Print an error on stderr, in one line; the exit code alone has to tell if stderr cannot be written."""
+    try:
+        print(f"mil-ane-passes: {escape_text(words)}", file=sys.stderr, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def _discard_output() -> None:

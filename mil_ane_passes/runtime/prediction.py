@@ -188,4 +188,5 @@ def _convert_result(feature: Any, value: Any) -> Any:
     if feature.type.HasField("imageType"):
         return image_from_array(value, feature.type.imageType.colorSpace)
     dtype = get_array_dtype(feature.type.multiArrayType)
-    return np.atleast_1d(value if dtype is None else value.astype(dtype))
+    with np.errstate(over="ignore"):  # numbers that fp16 cannot hold become infinities, as in Core ML
+        return np.atleast_1d(value if dtype is None else value.astype(dtype))

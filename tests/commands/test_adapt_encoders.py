@@ -287,6 +287,7 @@ def test_wrong_results_are_found_and_nothing_is_written(tmp_path, monkeypatch, b
     report = ane.adapt(source, tmp_path / "out", context=8)
     assert report.status == "rejected", str(report)
     assert ("differs by" if broken in ("padding", "table") else "different") in report.reason
+    assert "nothing written: " + report.reason in str(report) and "\\n" not in str(report)
     assert [each.name for each in tmp_path.iterdir()] == ["source.mlpackage"]
 
 

@@ -86,3 +86,10 @@ def test_a_report_that_cannot_be_printed_is_an_error_in_one_line():
         done = subprocess.run([sys.executable, "-m", "mil_ane_passes", "passes", "--format", "json"], cwd=ROOT,
                               stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=hide_torch())
     assert (done.returncode, done.stderr) == (2, "mil-ane-passes: No space left on device\n")
+
+
+def test_an_error_that_cannot_be_printed_leaves_its_exit_code():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-m", "mil_ane_passes", "lint", "none.mlpackage"], cwd=ROOT,
+                              stderr=full, check=False, env=hide_torch())
+    assert done.returncode == 2

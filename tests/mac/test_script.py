@@ -50,6 +50,12 @@ def verdicts(result):
     return {(line["package"], line["units"]): line["passed"] for line in result["verdict"]}
 
 
+def test_a_folder_that_begins_with_a_dash_is_no_option_of_the_printed_command(source, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["mac-script", "--seeds", "1", "--", "-mac", source]) == 0
+    assert capsys.readouterr().out.endswith("then here: mil-ane-passes calibrate-plan ./-mac/result.json\n")
+
+
 def test_the_stand_ins_have_the_signatures_of_coremltools(monkeypatch):
     real = {"MLModel": ct.models.MLModel, "MLComputePlan": compute_plan.MLComputePlan}
     for (name, original), fake in zip(real.items(), fake_mac(monkeypatch)):

@@ -8,9 +8,11 @@ import coremltools as ct
 import numpy as np
 import pytest
 from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import types
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from mil_ane_passes.runtime import Runtime
 from mil_ane_passes.utils.errors import InputError
 from tests.runtime.helpers import Array, close, draw, run, same_bits
 from tests.runtime.laws import law
@@ -184,3 +186,15 @@ def test_validated_indices(name: str, index: int) -> None:
     else:
         with pytest.raises(InputError, match=r"expected -4\.\.3"):
             build(False, ct.target.iOS17)
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize(("mode", "expected"), [("mul", np.inf), ("div", np.inf), ("add", np.inf)])
+def test_scatters_that_overflow_give_infinities_without_a_warning(mode, expected):
+    @mb.program(input_specs=[mb.TensorSpec((2,), types.fp32)])
+    def program(x):
+        update = {"mul": 3e38, "div": 0.0, "add": 3e38}[mode]
+        return mb.scatter(data=x, indices=np.int32([0]), updates=np.float32([update]), mode=mode)
+
+    (found,) = Runtime(program, precision="float32")({"x": np.float32([3e38, 1])}).values()
+    assert found.tolist() == [expected, 1]

@@ -35,7 +35,8 @@ def _apply_scatter(data: torch.Tensor, places: torch.Tensor, updates: torch.Tens
             divided[place] = quotient
         flat[...] = divided
     else:
-        _UFUNCS[mode].at(flat, index, values)
+        with np.errstate(all="ignore"):  # overflow and division by zero give infinities and NaN, without a warning
+            _UFUNCS[mode].at(flat, index, values)
     return torch.from_numpy(flat).reshape(data.shape)
 
 
