@@ -116,8 +116,13 @@ class Padding:
         if op.blocks or is_opaque(op):
             raise Refusal(op, "a block or an unknown op reads values that depend on the length")
         unsure = any(var in self._unsure for var in get_flat_inputs(op))
-        if op.op_type == "shape" or not unsure and all(self._is_position(var) for var in op.outputs):
+        if not unsure and all(self._is_position(var) for var in op.outputs):
             return  # its users compute it from the position
+        if op.op_type == "shape":
+            if self.samples.get_values(op.outputs[0]) is not None:
+                raise Refusal(op, f"a size of '{op.x.name}' is not the length of the inputs, shorter or longer by a "
+                                  "fixed number")
+            return
         rule = getattr(self, f"_pad_{op.op_type}", None)
         if rule is None and op.op_type in _BINARY:
             rule = self._pad_binary
@@ -959,7 +964,8 @@ class Padding:
             stride = 1 if op.inputs.get("strides") is None else int(op.strides.val[axis - 2])
             if stride != 1:
                 raise Refusal(op, f"it steps along the padded axis {axis}")
-            if kernel > 1:
+            reads_zeros = op.pad_type.val == "custom" and np.any(op.pad.val[2 * axis - 4:2 * axis - 2])
+            if kernel > 1 or reads_zeros:
                 x = self._clear(op, x, axis)
         if x is not op.x:
             op.set_inputs(no_check_var_types=True, x=x)

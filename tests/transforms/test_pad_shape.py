@@ -123,6 +123,9 @@ SUPPORTED = {
     "reverse cumulative sum": lambda x: mb.cumsum(x=mb.exp(x=x), axis=1, reverse=True, name="out"),
     "conv": lambda x: mb.conv(x=mb.transpose(x=mb.exp(x=x), perm=[0, 2, 1]), weight=normal(5, WIDTH, 3),
                               pad_type="same", name="out"),
+    "conv of single rows that is padded": lambda x: mb.conv(
+        x=mb.transpose(x=mb.exp(x=x), perm=[0, 2, 1]), weight=normal(5, WIDTH, 1), pad_type="custom", pad=[1, 2],
+        name="out"),
     "appended row": lambda x: mb.concat(values=[x, normal(1, 1, WIDTH)], axis=1, name="out"),
     "row appended behind NaN": lambda x: mb.reduce_sum(x=mb.concat(values=[normalized(x), normal(1, 1, WIDTH)], axis=1),
                                                        axes=[1], name="out"),
@@ -324,6 +327,9 @@ REFUSED = {
     "rows turned": (lambda x: mb.reverse(x=x, axes=[1], name="out"), "(reverse) cannot be padded: it has no rule"),
     "a row behind repeated rows": (lambda x: mb.concat(values=[mb.tile(x=x, reps=[1, 2, 1]), normal(1, 1, WIDTH)],
                                                        axis=1, name="out"), "elements at successive lengths"),
+    "the number of every second row": (lambda x: mb.cast(x=mb.gather(x=mb.shape(x=mb.slice_by_index(
+        x=x, begin=[0, 1, 0], end=[1, 0, WIDTH], stride=[1, 2, 1], end_mask=[True] * 3, name="half")), indices=1, axis=0),
+        dtype="fp32", name="out"), "(shape) cannot be padded: a size of 'half' is not the length of the inputs, shorter"),
     "repeated rows": (lambda x: mb.tile(x=x, reps=[1, 2, 1], name="out"), "elements at successive lengths"),
     "sorted rows": (lambda x: mb.topk(x=x, k=1, axis=1)[0], "(topk) cannot be padded"),
 }
