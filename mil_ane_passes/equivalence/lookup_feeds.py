@@ -233,15 +233,23 @@ class _IndexProgram:
         self._inputs = [] if ops is None else [
             name for name, var in program.functions[function].inputs.items() if name in feeds and var in read]
         self._runtime: Any = None
+        self._count: int | None = None
 
     def _compute(self, values: Mapping[str, Array]) -> Array:
-        """Return the flat indices for these values of inputs. Raises AnePassesError if they cannot be computed."""
+        """Return the flat indices for these values of inputs.
+
+        Raises AnePassesError if they cannot be computed, or if their number depends on values, as with non_zero.
+        """
         from ..runtime import Runtime
 
         if self._runtime is None:
             self._runtime = Runtime(self._program, function=self._function, precision="float64")
         found = self._runtime.compute(self._indices, self._ops, {**self._feeds, **values})
-        return np.asarray(found, np.int64).reshape(-1)
+        indices = np.asarray(found, np.int64).reshape(-1)
+        if self._count not in (None, indices.size):
+            raise AnePassesError(f"'{self._indices.name}' has {self._count} or {indices.size} elements")
+        self._count = indices.size
+        return indices
 
     def find_uses(self, only: int | None = None) -> list[IdUse]:
         """Return how the indices depend on each input, determined by computing them at values of 0 and 1.

@@ -98,3 +98,18 @@ def test_thresholds_are_described_and_few():
     assert 1 <= sum(case.feeds.startswith("thresholds") for case in report.cases) <= 6
     plain = [make_program(lambda x, place: mb.mul(x=x, y=mb.cast(x=place, dtype="fp32"))) for _ in range(2)]
     assert not any(each.startswith("thresholds") for each in compare_programs(*plain).sampled)
+
+
+def test_a_comparison_of_as_many_values_as_the_input_decides():
+    """The positions of non_zero are as many as elements that are not 0: none for an input of zeros."""
+    def build(added):
+        @mb.program(input_specs=[mb.TensorSpec((8,)), mb.TensorSpec((8,), dtype=types.int32)],
+                    opset_version=ct.target.iOS17)
+        def program(x, mask):
+            places = mb.squeeze(x=mb.non_zero(x=mask), axes=[1])
+            places = mb.select(cond=mb.less(x=places, y=np.int32(3)), a=mb.add(x=places, y=np.int32(1)), b=places)
+            return mb.add(x=mb.gather(x=x, indices=places), y=np.float32(added), name="y")
+
+        return program
+
+    assert compare_programs(build(1), build(1)).equal and not compare_programs(build(1), build(2)).equal
