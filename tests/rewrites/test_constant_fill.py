@@ -191,3 +191,18 @@ def test_an_output_of_the_function_stays_one():
     assert [var.name for var in built.functions["main"].outputs][-1] == "y"
     found = Runtime(built, precision="float16")({"x": np.zeros(2, np.float16)})["y"]
     np.testing.assert_array_equal(found, torch.full((2, 2), 3.0).numpy())
+
+
+def test_a_fill_in_the_size_of_another_fill():
+    """A causal mask: ones, cut to a triangle, in the size of zeros in the size of the scores."""
+    def build(x):
+        zeros = mb.fill_like(ref_tensor=x, value=np.float16(0))
+        ones = mb.fill(shape=mb.shape(x=zeros), value=np.float16(1))
+        more = mb.fill_like(ref_tensor=ones, value=np.float16(2))
+        return [mb.transpose(x=each, perm=[1, 0]) for each in (zeros, ones, more)]
+
+    built = build_program(build, x=(None, None))
+    assert not apply_rewrite(rule(always=True), built, target="m1").failed
+    assert not {"fill", "fill_like"} & set(kinds(built))
+    found = Runtime(built, precision="float16")({"x": np.full((2, 3), np.nan, np.float16)})
+    assert [each.tolist() for each in found.values()] == [np.full((3, 2), number).tolist() for number in range(3)]

@@ -33,6 +33,8 @@ _BINARY_OPS = frozenset({
 "Elementwise ops that broadcast x and y."
 _MAX_READERS = 64
 "Most readers of a fill that are examined."
+_MAX_FILLS = 16
+"Most fills of which each has the size of the one before it."
 
 
 class ConstantFill(BlockRewrite):
@@ -137,8 +139,17 @@ class ConstantFill(BlockRewrite):
         yield make_example("constant", lambda x: Builder.add(x=x, y=np.float16(1), name="y"), reason="", x=(2, 3))
 
 
-def _read_extents(op: Operation) -> list[ShapeSource]:
-    """Return the source of each extent of the fill: a number, the extent of another value, or None if unknown."""
+def _read_extents(op: Operation, depth: int = 0) -> list[ShapeSource]:
+    """Return the source of each extent of the fill: a number, the extent of another value, or None if unknown.
+
+    The extent of another fill is that of the value which this one reads: both may be replaced.
+    """
+    return [_read_extents(each.var.op, depth + 1)[each.axis] or each if depth < _MAX_FILLS and isinstance(
+        each, AxisSize) and each.var.op is not None and each.var.op.op_type in _FILL_OPS else each
+            for each in _read_own_extents(op)]
+
+
+def _read_own_extents(op: Operation) -> list[ShapeSource]:
     shape = op.outputs[0].shape
     if op.op_type == "fill_like":
         return [
