@@ -1,4 +1,4 @@
-"""Lists of known elements in a torch graph: their lengths, elements and members, and lists that only grow."""
+"""Lists and dicts of known elements in a torch graph: their lengths, elements and members, and those that only grow."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def fold_lists(graph: Any) -> None:
     """Replace expressions of known lists and literals by their values.
 
     That is: `len(a)`, `a[i]`, `n in a`, `all(a)`, `any(a)` of known lists, `d["key"]` of dict literals, `x is x`, lists
-    that grow, and the parts of a tuple that is made in the graph.
+    and dicts that grow, and the parts of a tuple that is made in the graph.
     """
     for node in graph.findAllNodes("prim::TupleUnpack", True):
         built = next(node.inputs()).node()
@@ -23,6 +23,8 @@ def fold_lists(graph: Any) -> None:
                 output.replaceAllUsesWith(value)
     for node in graph.findAllNodes("prim::ListConstruct", True):
         _merge_appends(graph, node)
+    for node in graph.findAllNodes("prim::DictConstruct", True):
+        _merge_items(graph, node)
     for kind, fold in (
         ("aten::len", _fold_length),
         ("aten::__getitem__", _fold_item),
@@ -57,6 +59,46 @@ def _merge_appends(graph: Any, node: Any) -> None:
     for append in appends:
         append.output().replaceAllUsesWith(built.output())
         append.destroy()
+    node.output().replaceAllUsesWith(built.output())
+    node.destroy()
+
+
+def _merge_items(graph: Any, node: Any) -> None:
+    """Merge a dict and the items that are set in it into one literal.
+
+    Only items of known keys that are set in the same block can be merged, and only items are read before the last one.
+    """
+    users = sorted((use.user for use in node.output().uses() if use.user.owningBlock() == node.owningBlock()),
+                   key=_NodeOrder)
+    writes = [user for user in users if user.kind() == "aten::_set_item"]
+    if not writes or any(not use.user.isAfter(writes[-1]) for use in node.output().uses() if use.user not in users):
+        return
+    given, steps = list(node.inputs()), users[:users.index(writes[-1]) + 1]
+    items: dict[Any, tuple[Any, Any]] = {}
+    read: list[tuple[Any, Any]] = []
+    for key, value in [*zip(given[::2], given[1::2], strict=True), *(list(step.inputs())[1:] for step in writes)]:
+        if read_constant(key) is None or value.unique() == node.output().unique():
+            return
+    for key, value in zip(given[::2], given[1::2], strict=True):
+        items[read_constant(key)] = (key, value)
+    for step in steps:
+        key = list(step.inputs())[1] if step.kind() in ("aten::_set_item", "aten::__getitem__") else None
+        known = None if key is None else read_constant(key)
+        if step.kind() == "aten::_set_item":
+            first = items[known][0] if known in items else key  # a key keeps its place
+            items[known] = (first, list(step.inputs())[2])
+        elif known in items:
+            read.append((step, items[known][1]))
+        else:
+            return
+    built = graph.create("prim::DictConstruct", [each for item in items.values() for each in item], 1)
+    built.insertAfter(writes[-1])
+    built.copyMetadata(node)
+    built.output().setType(node.output().type())
+    for step, value in read:
+        step.output().replaceAllUsesWith(value)
+    for step in steps:
+        step.destroy()
     node.output().replaceAllUsesWith(built.output())
     node.destroy()
 

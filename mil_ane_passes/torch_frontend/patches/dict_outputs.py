@@ -33,6 +33,12 @@ def flatten_outputs(host: Callable[..., None], graph: Any) -> None:
         return
     leaves = [leaf for output in graph.outputs for leaf in _iterate_leaves(makers, output, ())]
     used = {value for node in graph.nodes if node.kind != "dictconstruct" for value in _iterate_read_values(node)}
+    for node in graph.nodes:
+        if node.kind == "dictconstruct" and node.name in used:
+            refuse_inner_dict(None, node)
+    if not leaves:
+        raise NotConverted.at(makers[graph.outputs[0]], "the model returns a dict without tensors",
+                              "return one tensor or more")
     graph.nodes[:] = [node for node in graph.nodes if node.kind != "dictconstruct" or node.name in used]
     graph.outputs = _rename_outputs(graph, leaves)
 

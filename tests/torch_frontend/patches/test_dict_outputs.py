@@ -106,3 +106,62 @@ def test_a_result_that_is_checked() -> None:
 def test_a_dict_inside_of_a_script_is_read_at_conversion() -> None:
     model = converted(taken(Inside(), "script"), "script")
     assert outputs(model, [X])[0].tolist() == Inside()(X).tolist()
+
+
+class Filled(torch.nn.Module):
+    """A dict that is filled key by key, read in between, with a key that is set twice."""
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        found: dict[str, torch.Tensor] = {"last": x}
+        found["first"] = x + 1
+        found["second"] = found["first"] * x
+        found["last"] = found["second"] - found["last"]
+        return found
+
+
+class FilledInALoop(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = torch.nn.ModuleDict({"one": torch.nn.Linear(3, 2), "two": torch.nn.Linear(3, 4)})
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        found: dict[str, torch.Tensor] = {}
+        for name, head in self.heads.items():
+            found[name + "_logits"] = head(x)
+        return found
+
+
+@pytest.mark.parametrize("model", [Filled(), FilledInALoop()])
+def test_a_dict_of_a_script_that_is_filled_key_by_key(model: torch.nn.Module) -> None:
+    expected = model(X)
+    made = converted(taken(model, "script"), "script")
+    assert names(made) == list(expected)
+    for found, wanted in zip(outputs(made, [X]), expected.values(), strict=True):
+        assert found == pytest.approx(wanted.detach().numpy(), abs=1e-6)
+
+
+class FilledByCondition(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        found: dict[str, torch.Tensor] = {}
+        if bool(x.sum() > 0):
+            found["a"] = x
+        return found
+
+
+class Comprehended(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {name + "_x": each + 1 for name, each in {"a": x, "b": x * 2}.items()}
+
+
+class Empty(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        found: dict[str, torch.Tensor] = {}
+        return found
+
+
+@pytest.mark.parametrize(("model", "reason"), [
+    (FilledByCondition(), "uses a dict inside of the model"), (Comprehended(), "uses a dict inside of the model"),
+    (Empty(), "the model returns a dict without tensors; return one tensor or more")])
+def test_a_dict_whose_items_are_not_known_is_refused(model: torch.nn.Module, reason: str) -> None:
+    with pytest.raises(ane.torch_frontend.NotConverted, match=reason):
+        converted(taken(model, "script"), "script")
