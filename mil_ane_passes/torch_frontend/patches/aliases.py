@@ -1,4 +1,4 @@
-"""Synonyms of ops: `torch.multiply` is `torch.mul`, and `alias` is the identity.
+"""Synonyms of ops: `torch.multiply` is `torch.mul`, `x.view_as(y)` is `x.view(y.shape)`, `alias` is the identity.
 
 TorchScript replaces most synonyms itself, torch.export none. Each is lowered with the lowering of the op it is a
 synonym of.
@@ -10,9 +10,10 @@ from typing import Any
 
 from coremltools.converters.mil.mil import Builder as mb
 
+from ...ir.query import is_symbolic
 from ..contract import Patch
 from ..errors import NotConverted
-from ..lowering import add_result, bind_arguments
+from ..lowering import add_result, bind_arguments, to_tensor
 
 PATCH = Patch(code="TORCH102",
               title="second names of ops are not implemented: `multiply`, `greater`, `concatenate`, `x | y`, `alias`",
@@ -28,7 +29,7 @@ SYNONYMS = {
     "special_log_softmax": "log_softmax", "special_logit": "logit", "special_logsumexp": "logsumexp", "special_round":
     "round", "special_sinc": "sinc", "special_softmax": "softmax", "special_xlogy": "xlogy",
     "linalg_diagonal": "diagonal", "linalg_matmul": "matmul", "moveaxis": "movedim", "row_stack": "vstack",
-    "reshape_as": "view_as", "divide.scalar_mode": "div",
+    "divide.scalar_mode": "div",
 }
 
 
@@ -46,6 +47,18 @@ def lower_synonym(context: Any, node: Any) -> None:
 
 
 PATCH.op(*SYNONYMS)(lower_synonym)
+
+
+@PATCH.op("view_as", "reshape_as")
+def lower_view_as(context: Any, node: Any) -> None:
+    """Lower view_as(self, other): the view of the tensor in the shape of another, which may be flexible."""
+    inputs = bind_arguments(context, node, "self other")
+    x, other = to_tensor(inputs.self), to_tensor(inputs.other)
+    if other.rank == 0:
+        add_result(context, node, mb.squeeze(x=x, name=node.name) if x.rank else mb.identity(x=x, name=node.name))
+        return
+    shape = mb.shape(x=other) if any(map(is_symbolic, other.shape)) else [int(size) for size in other.shape]
+    add_result(context, node, mb.reshape(x=x, shape=shape, name=node.name))
 
 
 @PATCH.op("alias", "positive")

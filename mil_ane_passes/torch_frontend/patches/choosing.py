@@ -114,7 +114,7 @@ def lower_bitwise(context: Any, node: Any) -> None:
         return
     if kind != "and":
         raise _make_bitwise_error(node, inputs, f"'{kind}' of ints has no lowering")
-    x, y = (y, x) if is_constant(x) else (x, y)
+    x, y = (y, x) if is_constant(x) and not is_constant(y) else (x, y)
     mask = np.unique(np.asarray(to_python(y, node, "other") if is_constant(y) else -1, dtype=np.int64))
     if np.any(mask < 0) or np.any(mask & (mask + 1)) or np.any(mask > 2**30 - 1):
         raise _make_bitwise_error(node, inputs, "'and' of ints is supported for constant masks 2^k - 1 only")

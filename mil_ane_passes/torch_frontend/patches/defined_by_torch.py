@@ -26,7 +26,7 @@ PATCH.op(
     "inner", "vdot", "kron", "tensordot", "addmv", "addr", "linalg_multi_dot", "chain_matmul",
     "matrix_power", "linalg_matrix_power",
     # places
-    "movedim", "ravel", "vstack", "dstack", "column_stack", "view_as", "rot90", "flipud", "diag", "diag_embed",
+    "movedim", "ravel", "vstack", "dstack", "column_stack", "rot90", "flipud", "diag", "diag_embed",
     "diagflat", "block_diag", "cartesian_prod", "tensor_split", "tensor_split.sections",
     "tensor_split.indices", "hsplit", "vsplit", "dsplit", "mt", "mh", "adjoint", "channel_shuffle",
     "take", "take_along_dim", "tril_indices", "triu_indices", "logspace",

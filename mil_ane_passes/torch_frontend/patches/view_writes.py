@@ -94,6 +94,9 @@ def update_attribute(context: Any, node: Any) -> None:
             )
         context.add(mb.identity(x=new, name=node.name))
         return
+    shape = tuple(state.sym_type.wrapped_type().get_shape())
+    if tuple(new.shape) != shape:  # sizes that inference does not know, such as that of `x[..., -2:]` of flexible x
+        new = mb.reshape(x=new, shape=list(shape))
     kept = mb.coreml_update_state(state=state, value=mb.cast(x=new, dtype=types.builtin_to_string(state.dtype)))
     context.add(mb.cast(x=kept, dtype=types.builtin_to_string(new.dtype), name=node.name))
     context.name_to_source_state[node.name] = state

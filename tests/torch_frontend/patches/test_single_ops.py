@@ -44,6 +44,34 @@ def test_choosing_other_patterns_are_refused(function, why: str) -> None:
         check(function, CHOOSING_NUMBERS)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32])
+def test_choosing_bits_of_a_constant(dtype: torch.dtype) -> None:
+    """Packed weights of 4 bits, which are unpacked in the model."""
+    class Packed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("packed", torch.tensor([[1, 127, 18, 100]], dtype=dtype))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * (self.packed & 0xF).float()
+
+    check(Packed().eval(), torch.randn(3, 4))
+
+
+# `view_as` and `reshape_as` of a flexible tensor.
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+@pytest.mark.parametrize("name", ["view_as", "reshape_as"])
+def test_views_in_the_shape_of_another(frontend: str, name: str) -> None:
+    check(lambda x, y: getattr(x, name)(y) + y, torch.randn(2, 6), torch.randn(3, 4), frontend=frontend)
+    check(lambda x: getattr(x[:1], name)(x.sum()) * x, torch.randn(3), frontend=frontend)
+
+
+@pytest.mark.parametrize("name", ["view_as", "reshape_as"])
+def test_views_in_the_shape_of_a_flexible_one(name: str) -> None:
+    check(lambda x: getattr(x, name)(x.transpose(0, 1)) * 2, torch.randn(4, 6), flexible=[0],
+          at=[(torch.randn(7, 6),)])
+
+
 # Scatters of constants keep what is there, as their mode says.
 CONSTANT_SCATTER_DATA, CONSTANT_SCATTER_INDICES = (
     torch.arange(12.0).reshape(3, 4) + 4,

@@ -163,3 +163,30 @@ def test_a_write_that_cannot_be_followed_names_op_and_line() -> None:
     with pytest.raises(NotConverted, match=r"'aten::copy_' .*test_view_writes.py:\d+") as refused:
         convert(half_written, [torch.ones(2, 3), torch.ones(2, 3)], "script")
     assert "clone" in str(refused.value)
+
+
+class Tail(torch.nn.Module):
+    """A buffer that keeps the last elements of a signal of flexible length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("kept", torch.zeros(1, 4, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        joined = torch.cat([self.kept, x], -1)
+        self.kept[:] = joined[:, :, -2:]
+        return joined * 2
+
+
+def test_the_end_of_a_flexible_signal_is_written_to_a_state() -> None:
+    traced = torch.jit.trace(Tail().eval(), torch.zeros(1, 4, 5), check_trace=False)
+    model = ane.convert(
+        traced, inputs=[ct.TensorType("x", (1, 4, ct.RangeDim(2, 9, default=5)))],
+        states=[ct.StateType(ct.TensorType(shape=(1, 4, 2), dtype=np.float16), name="kept")],
+        minimum_deployment_target=ct.target.iOS18, skip_model_load=True)
+    predictor, module = ane.runtime.predictor(model), Tail().eval()
+    state = predictor.make_state()
+    for length in (5, 3, 7):
+        x = torch.arange(4. * length).reshape(1, 4, length)
+        (found,) = predictor.predict({"x": x.numpy()}, state).values()
+        assert found.tolist() == module(x).tolist()
