@@ -141,7 +141,8 @@ def _compare_steps(before: Program, structure: DecoderStructure, form: _Form) ->
                 (name, states[name], carried[name]) for name in structure.states)):
             error = float(np.abs(one - other).max()) / (float(np.abs(one).max()) or 1.0)
             if not error <= _STEP_BOUND:
-                return f"'{escape_text(name)}' differs by {error:.1e} of its largest value in call {call + 1} of {_CALLS}"
+                return (f"'{escape_text(name)}' differs by {error:.1e} of its largest value in call {call + 1} of "
+                        f"{_CALLS}")
     return ""
 
 

@@ -207,8 +207,9 @@ def _compare_results(
             error = float(np.abs(value.astype(np.float64) - found[name])[seen].max(initial=0.0)) / scale
             if not error <= RESULT_BOUND:
                 report.status = "rejected"
-                report.reason = (f"output '{escape_text(name)}'{'' if length is None else f' at length {length}'} differs by "
-                                 f"{error:.1e} of the largest; {RESULT_BOUND:g} is allowed")
+                where = "" if length is None else f" at length {length}"
+                report.reason = (f"output '{escape_text(name)}'{where} differs by {error:.1e} of the largest; "
+                                 f"{RESULT_BOUND:g} is allowed")
                 return
             worst = max(worst, error)
     report.lengths = sorted({length for length in lengths if length is not None})

@@ -142,7 +142,8 @@ def _walk_folders(
 ) -> Iterator[tuple[str, list[str]]]:
     """Yield all folders below, with the names of the packages in each, and of the files with one of the suffixes.
 
-    Files and broken links that are named as packages are listed, too: opening them says what they are. Packages, hidden folders, the folder of the results and links are not searched, and backups are left out.
+    Files and broken links that are named as packages are listed, too: opening them says what they are. Packages, hidden
+    folders, the folder of the results and links are not searched, and backups are left out.
     """
     results = None if folder is None else os.path.realpath(folder)
     for place, folders, files in os.walk(top, onerror=refused.append):

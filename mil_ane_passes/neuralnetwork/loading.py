@@ -38,9 +38,9 @@ def load(path: str | os.PathLike[str], precision: str = _PRECISION) -> Package:
     """Load the model at `path`: an ML Program package or a pipeline with one; its weights are mapped, not read.
 
     A NeuralNetwork or a pipeline of them (an .mlmodel, or an .mlpackage that holds one) is upgraded to an ML Program in
-    memory, at `precision`, and the attribute `upgraded` of the package describes it. `model.pte/METHOD/N` is a Core ML delegate of an
-    ExecuTorch program, `model.pte` its only one. Raises InputError if `path` is none of these, or if the model is
-    inconsistent.
+    memory, at `precision`, and the attribute `upgraded` of the package describes it. `model.pte/METHOD/N` is a Core ML
+    delegate of an ExecuTorch program, `model.pte` its only one. Raises InputError if `path` is none of these, or if the
+    model is inconsistent.
     """
     if (address := find_address(path)) is not None:
         program = ExecutorchProgram(address[0])

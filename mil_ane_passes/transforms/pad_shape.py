@@ -53,8 +53,8 @@ class PadShape(Transform):
 
     `requested` maps names of inputs to sizes, or is a list of texts NAME=SIZES. A size is the padded size, or a pair of
     the smallest and the largest real size, written 2..64 in texts. Rows at positions that move with the length, such as
-    the last one, are read and written by products with one-hot matrices: a NaN or infinity in another row spreads. Where
-    the model's own mask hides the padding from a softmax, each query needs a key that is shown.
+    the last one, are read and written by products with one-hot matrices: a NaN or infinity in another row spreads.
+    Where the model's own mask hides the padding from a softmax, each query needs a key that is shown.
     """
 
     def __init__(self, requested: Any, function: str | None = None) -> None:

@@ -167,9 +167,9 @@ def find_lookups(function: Function, names: Sequence[str]) -> dict[str, list[Var
 
 
 def find_boundary(function: Function, names: Sequence[str]) -> dict[Var, list[Operation]]:
-    """Return the values that depend only on inputs `names`, each with the ops that read it and depend on looked-up rows.
+    """Return the values that depend only on inputs `names` and are read by ops that depend on looked-up rows.
 
-    The remaining ops depend on rows of a table of floats, on other inputs, and on states.
+    Each is listed with these ops. The remaining ops depend on rows of a table of floats, other inputs, and states.
     """
     follows = {var for name, var in function.inputs.items() if name not in names}
     rows: list[Var] = []

@@ -66,7 +66,8 @@ def make_size(draws: random.Random, x: Any) -> Any:
 
 def make_masked(draws: random.Random, x: Any) -> Any:
     shown = draws.choice(COMPARISONS)(x=mb.reduce_sum(x=x, axes=[-1], keep_dims=True), y=np.float32(0.3))
-    return mb.select(cond=shown, a=x, b=np.float32(draws.choice([0, 1, -3])))  # not -1e4: it may hide all keys of a query
+    other = draws.choice([0, 1, -3])  # not -1e4, which would hide all keys of some queries
+    return mb.select(cond=shown, a=x, b=np.float32(other))
 
 
 STEPS: dict[str, Callable[[random.Random, Any, Any], Any]] = {
