@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -182,16 +183,31 @@ class Caller:
         tensors = {name: tensor.to(device, self._input_dtypes.get(name) or _choose_torch_dtype(torch, tensor, floats))
                    for name, tensor in tensors.items()}
         saved = {name: buffer.clone() for name, buffer in self._given.named_buffers()}
-        with torch.no_grad():
-            try:
-                for name in state:
-                    buffers[name].copy_(torch.from_numpy(state[name]).reshape(buffers[name].shape))
-                returned = self._called(tensors)
-                state.update({name: _to_array(buffers[name]).reshape(state[name].shape) for name in state})
-            finally:
-                for name, buffer in self._given.named_buffers():
-                    buffer.copy_(saved[name])
-        return returned
+
+        def call(context: AbstractContextManager[Any]) -> Any:
+            with torch.no_grad(), context:
+                try:
+                    for name in state:
+                        buffers[name].copy_(torch.from_numpy(state[name]).reshape(buffers[name].shape))
+                    returned = self._called(tensors)
+                    state.update({name: _to_array(buffers[name]).reshape(state[name].shape) for name in state})
+                finally:
+                    for name, buffer in self._given.named_buffers():
+                        buffer.copy_(saved[name])
+            return returned
+
+        if self._chooses_among_equals():
+            with suppress(RuntimeError):  # torch's dispatch modes reject some traces, such as those with `int(tensor)`
+                return call(_make_stable_topk())
+        return call(nullcontext())
+
+    def _chooses_among_equals(self) -> bool:
+        """Return whether a module may call `torch.topk`; it is not known of a module that is neither traced nor
+        exported."""
+        assert self._torch is not None
+        graph = self._given.inlined_graph if isinstance(self._given, self._torch.jit.ScriptModule) else (
+            getattr(self._given, "graph", None))
+        return graph is None or "topk" in str(graph)
 
     def _get_buffers(self) -> dict[str, Any]:
         if self._torch is None:
@@ -226,6 +242,26 @@ class Caller:
             raise InputError(f"the callable {self.name} returned {add_article(type(value).__name__)}; expected "
                              "tensors, arrays or numbers; several in a tuple, list or dictionary")
         return array
+
+
+def _make_stable_topk() -> Any:
+    """Return a context in which `torch.topk` chooses the first of equal elements, as the reference runtime does.
+
+    torch does not define which one it chooses; neither choice is wrong.
+    """
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class StableTopk(TorchDispatchMode):  # type: ignore[misc]  # torch is not installed where types are checked
+        def __torch_dispatch__(self, function: Any, kinds: Any, given: Any = (), named: Any = None) -> Any:
+            if function is not torch.ops.aten.topk.default:
+                return function(*given, **(named or {}))
+            options = dict(zip(("self", "k", "dim", "largest", "sorted"), given)) | (named or {})
+            dim = options.get("dim", -1)
+            found = torch.sort(options["self"], stable=True, dim=dim, descending=options.get("largest", True))
+            return tuple(each.narrow(dim, 0, options["k"]) if each.dim() else each for each in found)
+
+    return StableTopk()
 
 
 def _list_parameters(call: Callable[..., Any]) -> set[str]:

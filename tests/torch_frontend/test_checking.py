@@ -464,3 +464,17 @@ def test_the_sizes_of_an_export_are_among_those_checked():
     mlmodel = ane.convert(exported, minimum_deployment_target=ct.target.iOS16, check=True)
     found = ane.verify(exported, mlmodel)
     assert found.equal and [case.feeds for case in found.cases][-1] == "seed 0, the export's shapes"
+
+
+class Peaks(torch.nn.Module):
+    """Places of the largest of many equal numbers: torch does not define which of them it chooses."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.topk(x.relu(), 15, dim=-1).indices
+
+
+@pytest.mark.parametrize("frontend", ["trace", "script", "export"])
+def test_equal_elements_that_topk_chooses_among_are_no_difference(frontend: str) -> None:
+    x = torch.randn(1, 20)
+    model = checked(Peaks().eval(), x, frontend=frontend, compute_precision=ct.precision.FLOAT32)
+    assert ane.verify(model, Peaks().eval()).equal
