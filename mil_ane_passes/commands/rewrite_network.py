@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import coremltools as ct
-
 from .._version import make_json_header
 from ..equivalence.comparison import Strictness
 from ..equivalence.equivalence import VerifyReport, compare_programs
@@ -25,8 +23,8 @@ from ..neuralnetwork.layer_rewriting import (
 )
 from ..neuralnetwork.layer_rules import find_layer_hits
 from ..neuralnetwork.network_view import list_views
-from ..neuralnetwork.program import convert_network, list_stages
-from ..neuralnetwork.upgrade import TARGETS, read_network
+from ..neuralnetwork.program import choose_newest_opset, convert_network, list_stages
+from ..neuralnetwork.upgrade import read_network
 from ..package.destination import check_file_destination
 from ..package.output_file import write_atomically
 from ..passes.contract import Exactness
@@ -236,9 +234,10 @@ def _verify_network(options: RewriteOptions, spec: Any, found: RewrittenNetwork)
     exact = all(trace.exactness is Exactness.BITWISE for trace in traces)
     promised = Strictness(Exactness.BITWISE if exact else Exactness.ROUNDING, moves=sum(each.moves for each in traces))
     with silence_coremltools():
-        before = convert_network(spec, ct.target[TARGETS[-1]], "the network").program
+        opset = choose_newest_opset(spec)
+        before = convert_network(spec, opset, "the network").program
         try:
-            after = convert_network(found.spec, ct.target[TARGETS[-1]], "the rewritten network").program
+            after = convert_network(found.spec, opset, "the rewritten network").program
         except InputError as error:
             return VerifyReport("different", promised.exactness, reason=str(error))
 

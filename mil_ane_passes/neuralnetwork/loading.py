@@ -24,7 +24,7 @@ from ..package.write_errors import convert_write_errors
 from ..utils.errors import InputError
 from ..utils.locking import synchronized
 from ..utils.upgraded_source import UpgradedSource
-from .program import NETWORK_KINDS, PIPELINE_KINDS
+from .program import NETWORK_KINDS, PIPELINE_KINDS, iterate_messages
 from .upgrade import DEFAULT_TARGET, TARGETS, UpgradedModel, read_network, upgrade_model
 
 __all__ = ["is_network", "is_network_file", "load", "load_delegate", "load_model", "upgrade_to_package"]
@@ -138,14 +138,7 @@ def choose_target(spec: Any) -> str:
     return TARGETS[-1] if _has_scales_by_channel(spec) else DEFAULT_TARGET
 
 
-def _has_scales_by_channel(message: Any) -> bool:
-    """Return whether a message has linear quantization with several scales or biases."""
-    if message.DESCRIPTOR.name == "LinearQuantizationParams":
-        return len(message.scale) > 1 or len(message.bias) > 1
-    for field, value in message.ListFields():
-        if field.message_type is None or field.message_type.GetOptions().map_entry:
-            continue
-        several = value if not hasattr(value, "DESCRIPTOR") else (value,)
-        if any(_has_scales_by_channel(each) for each in several):
-            return True
-    return False
+def _has_scales_by_channel(spec: Any) -> bool:
+    """Return whether a model has linear quantization with several scales or biases."""
+    return any(len(each.scale) > 1 or len(each.bias) > 1 for each in iterate_messages(spec)
+               if each.DESCRIPTOR.name == "LinearQuantizationParams")

@@ -8,13 +8,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import coremltools as ct
 import numpy as np
 from coremltools.proto import NeuralNetwork_pb2
 
 from ..passes.coremltools_setup import silence_coremltools
 from .layer_converter import get_layer_kind
-from .program import Stage, convert_network, list_stages
+from .program import Stage, choose_newest_opset, convert_network, list_stages
 from .weights import is_quantized
 
 __all__ = [
@@ -94,7 +93,7 @@ def list_views(spec: Any, where: str) -> list[NetworkView]:
 def _view_stage(stage: Stage) -> NetworkView:
     spec, network = stage.spec, stage.network
     with silence_coremltools():
-        converted = convert_network(spec, ct.target.iOS18, stage.where)
+        converted = convert_network(spec, choose_newest_opset(spec), stage.where)
     layers = list(network.layers)
     made = Counter(name for layer in iterate_nested_layers(layers) for name in layer.output)
     made.update(feature.name for feature in spec.description.input)

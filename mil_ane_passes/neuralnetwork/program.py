@@ -6,10 +6,11 @@ import importlib
 import math
 import pkgutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import coremltools as ct
 import numpy as np
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Function, Program, Var, types
@@ -27,8 +28,8 @@ from .layer_converter import BUILDER_ERRORS, CONVERTERS, LayerContext, format_ca
 from .layers.control_flow import convert_statements
 from .weights import WeightReader
 
-__all__ = ["NETWORK_KINDS", "PIPELINE_KINDS", "ConvertedNetwork", "Stage", "convert_network", "list_stages",
-           "make_scores_name"]
+__all__ = ["NETWORK_KINDS", "PIPELINE_KINDS", "ConvertedNetwork", "Stage", "choose_newest_opset", "convert_network",
+           "iterate_messages", "list_stages", "make_scores_name"]
 
 NETWORK_KINDS = ("neuralNetwork", "neuralNetworkClassifier", "neuralNetworkRegressor")
 "The kinds of models that hold a network, as fields of the Model proto."
@@ -115,6 +116,21 @@ def list_stages(spec: Any, where: str, depth: int = 0) -> list[Stage]:
         part = f"{where}: part {place + 1}" + (f" ('{escape_text(name)}')" if name else "")
         found += list_stages(model, part, depth + 1)
     return found
+
+
+def iterate_messages(message: Any) -> Iterator[Any]:
+    """Yield a message and all messages in it, except for those of maps."""
+    yield message
+    for field, value in message.ListFields():
+        if field.message_type is not None and not field.message_type.GetOptions().map_entry:
+            for inner in (value,) if hasattr(value, "DESCRIPTOR") else value:
+                yield from iterate_messages(inner)
+
+
+def choose_newest_opset(spec: Any) -> Any:
+    """Return the newest opset to which all layers of a network can be converted."""
+    old = any(each.DESCRIPTOR.name == "NonMaximumSuppressionLayerParams" for each in iterate_messages(spec))
+    return ct.target.iOS16 if old else ct.target.iOS18
 
 
 def convert_network(spec: Any, opset: Any, where: str) -> ConvertedNetwork:

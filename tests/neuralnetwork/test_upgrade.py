@@ -729,3 +729,28 @@ def test_a_scaled_tanh_without_numbers_is_that_of_the_recurrent_op(outer):
         return
     (op,) = [op for _, op in iterate_ops(upgrade_model(builder.spec).package.program) if op.op_type == "gru"]
     assert op.recurrent_activation.val == "scaled_tanh"
+
+
+def make_nms():
+    builder = make_builder(exact=True, boxes=(1, 6, 4), scores=(1, 6, 2))
+    builder.spec.description.output[0].name = "kept"
+    for name in ("ranks", "places", "count"):
+        builder.spec.description.output.add().CopyFrom(builder.spec.description.output[0])
+        builder.spec.description.output[-1].name = name
+    builder.add_nms("nms", ["boxes", "scores"], ["kept", "ranks", "places", "count"], iou_threshold=0.4,
+                    score_threshold=0.1, max_boxes=3)
+    return builder.spec
+
+
+@pytest.mark.parametrize("target", ["iOS17", "iOS18"])
+def test_a_score_threshold_needs_an_op_before_ios17(target):
+    with pytest.raises(ane.InputError, match="'nms' .*it has a score threshold, which the op lacks from iOS17 on; "
+                                             "expected deployment_target iOS16"):
+        upgrade_model(make_nms(), target)
+    assert upgrade_model(make_nms(), "iOS16").layers == {"NonMaximumSuppression": 1}
+
+
+def test_a_network_with_a_score_threshold_is_linted_and_rewritten(tmp_path):
+    ct.models.utils.save_spec(make_nms(), str(tmp_path / "in.mlmodel"))
+    assert ane.lint(tmp_path / "in.mlmodel").upgraded
+    assert ane.rewrite(tmp_path / "in.mlmodel", tmp_path / "out.mlmodel", preset="full").status == "unchanged"

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import coremltools as ct
 import numpy as np
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var
 
+from ...utils.option_spelling import format_option_values
 from ..layer_converter import MIN_EPSILON, LayerContext, cast, keep_rank, register_layer
 
 _AXES = {"CHW": [-3, -2, -1], "HW": [-2, -1], "C": [-3], "H": [-2], "W": [-1]}
@@ -116,6 +118,9 @@ def convert_cumsum(params: Any, context: LayerContext) -> Var:
 @register_layer("NonMaximumSuppression")
 def convert_nms(params: Any, context: LayerContext) -> list[Var]:
     """Convert a non-maximum suppression; thresholds may be inputs, as constants."""
+    if context.opset >= ct.target.iOS17:
+        raise context.refuse("it has a score threshold, which the op lacks from iOS17 on",
+                             f"expected {format_option_values('deployment_target', 'iOS16')}")
     inputs = context.inputs()
     stored = [params.iouThreshold, params.scoreThreshold, params.maxBoxes]
     names = ("the IOU threshold", "the score threshold", "the number of boxes")
