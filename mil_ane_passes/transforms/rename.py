@@ -52,8 +52,8 @@ class Rename(Transform):
             kinds = _classify_interface(function)
             draft.done += _record_renames(name, kinds, {old: new for old, new in self.names.items()
                                                         if old in present[name]})
-            draft.change_interface(name, *(InterfaceChange(kinds[old], old, new, "renamed")
-                                           for old, new in names.items() if old in kinds))
+            draft.change_interface(name, *(InterfaceChange(kind, old, new, "renamed")
+                                           for old, new in names.items() for kind in kinds.get(old, ())))
             rename_values(function, names)
         return [draft]
 
@@ -89,18 +89,22 @@ def _check_free(names: Mapping[str, str], function: str, present: set[str]) -> N
         taken.add(new)
 
 
-def _record_renames(function: str, kinds: Mapping[str, str], names: Mapping[str, str]) -> Iterator[EditRecord]:
+def _record_renames(function: str, kinds: Mapping[str, list[Any]], names: Mapping[str, str]) -> Iterator[EditRecord]:
     for old, new in names.items():
         if old == new:
             yield EditRecord(_OPTION, function, old, f"'{old}' has this name already", changed=False)
         else:
-            yield EditRecord(_OPTION, function, new, f"{kinds.get(old, 'value')} '{old}' is called '{new}'")
+            yield EditRecord(_OPTION, function, new, f"{' and '.join(kinds.get(old, ['value']))} '{old}' is "
+                             f"called '{new}'")
 
 
-def _classify_interface(function: Function) -> dict[str, Any]:
-    """Return the kind ("input", "output" or "state") of each interface value."""
-    found = {var.name: "output" for var in function.outputs}
-    return found | {name: "state" if types.is_state(var.sym_type) else "input" for name, var in function.inputs.items()}
+def _classify_interface(function: Function) -> dict[str, list[Any]]:
+    """Return the kinds ("input", "output" or "state") of each interface value; an input may be an output, too."""
+    found: dict[str, list[Any]] = {name: ["state" if types.is_state(var.sym_type) else "input"]
+                                   for name, var in function.inputs.items()}
+    for name in dict.fromkeys(var.name for var in function.outputs):
+        found.setdefault(name, []).append("output")
+    return found
 
 
 def _check_pipeline(draft: Draft, names: Mapping[str, str], function: str | None) -> None:

@@ -150,6 +150,7 @@ def find_lookups(function: Function, names: Sequence[str]) -> dict[str, list[Var
     """
     sources = _find_sources(function)
     outputs = set(function.outputs)
+    readers = _find_readers(function)
     found: dict[str, list[Var]] = {name: [] for name in names}
     roots: set[Var] = set()
     for op in function.operations:
@@ -158,7 +159,7 @@ def find_lookups(function: Function, names: Sequence[str]) -> dict[str, list[Var
             if name not in found or is_const(var):
                 continue
             looked_up = op.op_type == "gather" and types.is_float(var.dtype) and bool(get_consumers(var))
-            crosses = looked_up or var in outputs or any(sources[each] != {name} for user in get_consumers(var)
+            crosses = looked_up or var in outputs or any(sources[each] != {name} for user in readers.get(var, ())
                                             for each in user.outputs)
             if crosses and not _follows_from(var, roots):
                 found[name].append(var)
@@ -182,8 +183,8 @@ def find_boundary(function: Function, names: Sequence[str]) -> dict[Var, list[Op
                 _is_weight(op.x)):
             follows.update(op.outputs)
             rows += op.outputs
-    known = follows - set(rows)
-    found = {var: [user for user in get_consumers(var) if set(user.outputs) & known]
+    known, readers = follows - set(rows), _find_readers(function)
+    found = {var: [user for user in readers.get(var, ()) if set(user.outputs) & known]
              for op in function.operations for var in op.outputs
              if sources[var] and not is_const(var) and var not in known}
     return {var: readers for var, readers in found.items() if readers}
@@ -211,6 +212,15 @@ def _replace_booleans(function: Function, boundary: Mapping[Var, list[Operation]
             for reader in readers:
                 reader.set_inputs(**rebind_inputs(reader, var, compared))
             found.append(flags)
+    return found
+
+
+def _find_readers(function: Function) -> dict[Var, list[Operation]]:
+    """Return for each value the ops of the function itself that read it, also in their blocks."""
+    found: dict[Var, list[Operation]] = {}
+    for op in function.operations:
+        for var in get_read_vars(op):
+            found.setdefault(var, []).append(op)
     return found
 
 

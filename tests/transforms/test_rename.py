@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import coremltools as ct
+import numpy as np
 import pytest
 from coremltools.converters.mil.mil import Builder as mb
 from hypothesis import HealthCheck, given, settings
@@ -118,6 +119,21 @@ def test_two_values_swap_their_names(package, tmp_path):
     assert [op.type for op in main_block(spec_of(target)).operations if op.outputs[0].name in ("conv", "relu")] == [
         "conv", "relu"]
     same_outputs(source, target)
+
+
+@pytest.mark.parametrize("names", [{"y": "z"}, {"x": "y", "y": "x"}])
+def test_an_input_that_is_an_output_is_renamed_as_both(tmp_path, names):
+    @mb.program(input_specs=[mb.TensorSpec((2,)), mb.TensorSpec((2,))], opset_version=ct.target.iOS17)
+    def program(x, y):
+        return mb.add(x=x, y=y, name="sum"), y
+
+    source = make(tmp_path / "source.mlpackage", program, ct.target.iOS17, pass_pipeline=ct.PassPipeline.EMPTY)
+    report = ane.edit(source, tmp_path / "out.mlpackage", rename=names, verify=True)
+    assert report.status == "written", str(report)
+    assert f"input and output 'y' is called '{names['y']}'" in str(report)
+    found = ane.run(tmp_path / "out.mlpackage", {names.get(name, name): np.full(2, number, np.float32)
+                                                 for number, name in enumerate("xy")})
+    assert {name: value.tolist() for name, value in found.items()} == {"sum": [1, 1], names["y"]: [1, 1]}
 
 
 def test_a_name_that_is_there_already_is_nothing_to_do(package, tmp_path):

@@ -92,6 +92,21 @@ def test_an_input_that_one_of_two_functions_lacks_is_explained():
     assert report.equal and [list(part.program.functions) for part in parts] == [["main"], ["main"]]
 
 
+@pytest.mark.parametrize("together", [False, True])
+def test_values_that_blocks_read_cross(together):
+    @mb.program(input_specs=[mb.TensorSpec((2,)), mb.TensorSpec((1,), dtype=types.int32)],
+                opset_version=ct.target.iOS17)
+    def program(x, n):
+        number = mb.cast(x=n, dtype="fp32", name="number")
+        many = mb.greater(x=mb.squeeze(x=number, axes=[0]), y=np.float32(1))
+        return mb.cond(pred=many, _true_fn=lambda: mb.add(x=x, y=number),
+                       _false_fn=lambda: mb.mul(x=x, y=np.float32(2)), name="out")
+
+    parts = apply_transforms(Draft(clone_program(program), "a program"), [SplitInputs(["n"], None, together)])
+    assert compare_across_interfaces(program, parts).equal
+    assert list(parts[1].program.functions["main"].inputs)[:2] == ["x", "number"]
+
+
 def test_the_command_writes_both_packages(tmp_path, capsys):
     source = make(tmp_path / "source.mlpackage", model(), ct.target.iOS17, pass_pipeline=ct.PassPipeline.EMPTY)
     arguments = ["edit", str(source), "-o", str(tmp_path / "out.mlpackage"), "--split-inputs", "ids", "position"]
