@@ -180,7 +180,10 @@ def _list_names(names: Names, option: str) -> list[str]:
         raise InputError(
             f"{format_option_values(option)}: found {names!r}; expected the name of a value, or a list of names"
         )
-    return [strip_percent(name) for name in listed]
+    found = [strip_percent(name) for name in listed]
+    if not all(found):
+        raise InputError(f"{format_option_values(option)}: found an empty name; expected the name of a value")
+    return found
 
 
 def _check_renames(renames: Mapping[str, str]) -> dict[str, str]:

@@ -17,10 +17,16 @@ from .._version import __version__, make_json_header
 from ..package.manifest import check_model_path
 from ..utils.errors import InputError
 from ..utils.option_spelling import choose_spelling, format_option
-from ..utils.text_format import escape_text, format_command_path, format_lines, format_short_repr
+from ..utils.text_format import (
+    escape_text,
+    format_command_path,
+    format_lines,
+    format_short_repr,
+)
 from .options import (
     DEFAULT_SEEDS,
     FEEDS,
+    SEEDS,
     Progress,
     add_format_option,
     add_options,
@@ -64,7 +70,7 @@ class MacScriptOptions:
     "chip to rewrite for (default: all)"
     feeds: Feeds | None = field(default=None, metadata=FEEDS)
     "inputs by name; repeatable; default: seeded random feeds"
-    seeds: int = field(default=DEFAULT_SEEDS, metadata=flag(type=positive_int, metavar="N"))
+    seeds: int = field(default=DEFAULT_SEEDS, metadata={**flag(type=positive_int, metavar="N"), **SEEDS})
     "number of random feeds (default: 3)"
     progress: Progress = ignore_progress
 

@@ -29,7 +29,6 @@ from ..utils.locking import synchronized
 from ..utils.option_spelling import format_option_values
 
 __all__ = [
-    "COUNT",
     "DEFAULT_SEEDS",
     "FEEDS",
     "LINK",
@@ -38,6 +37,7 @@ __all__ = [
     "MAX_STEPS",
     "NOT_IN_BATCH",
     "RANGES",
+    "SEEDS",
     "Progress",
     "add_format_option",
     "add_options",
@@ -61,8 +61,8 @@ DEFAULT_SEEDS = 3
 "Number of seeded random feeds, for the equivalence check and for rules that accept such feeds."
 NOT_IN_BATCH: Metadata = {"batch": False}
 "Metadata of a keyword that is neither a flag nor a setting of `batch`."
-COUNT: Metadata = {"count": True}
-"Metadata of a number of at least 1 that is no flag."
+SEEDS: Metadata = {"count": True, "most": 10_000}
+"Metadata of a number of seeds: at least 1, and no more than there is memory for their feeds."
 
 
 def ignore_progress(text: str) -> None:
@@ -103,9 +103,12 @@ def flag(
 
 def positive_int(text: str) -> int:
     """Parse an integer of at least 1, for argparse."""
-    number = int(text)
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
     if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is less than 1")
+        raise argparse.ArgumentTypeError(f"found {text!r}; expected a whole number, at least 1")
     return number
 
 
@@ -127,7 +130,9 @@ def _parse_ranges(text: str) -> Any:
 
 
 def _read_feeds(paths: list[str]) -> Any:
-    from ..utils.npz import read_arrays  # imports numpy, which takes longer than most options
+    from ..utils.npz import (
+        read_arrays,  # imports numpy, which takes longer than most options
+    )
 
     return [read_arrays(path) for path in paths]
 
@@ -251,8 +256,10 @@ def _check_counts(options: Any) -> None:
     for each in fields(options):
         form, value = each.metadata.get("flag"), getattr(options, each.name)
         is_count = "count" in each.metadata or (form is not None and form.settings.get("type") is positive_int)
-        if is_count and value is not None and not (_KINDS["int"](value) and value >= 1):
-            raise InputError(f"{each.name}: found {_shorten_repr(repr(value))}; expected a whole number, at least 1",
+        most = each.metadata.get("most", math.inf)
+        if is_count and value is not None and not (_KINDS["int"](value) and 1 <= value <= most):
+            expected = "at least 1" if math.isinf(most) else f"from 1 to {most}"
+            raise InputError(f"{each.name}: found {_shorten_repr(repr(value))}; expected a whole number, {expected}",
                              option=each.name)
 
 

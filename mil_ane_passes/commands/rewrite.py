@@ -19,7 +19,11 @@ from ..passes.max_growth import DEFAULT_MAX_GROWTH, parse_max_growth
 from ..report.document import Document, build_document, build_fragment
 from ..utils.budget import DEFAULT_MAX_STEPS, share_budget
 from ..utils.errors import InputError
-from ..utils.option_spelling import choose_spelling, format_no_verify_option, format_option
+from ..utils.option_spelling import (
+    choose_spelling,
+    format_no_verify_option,
+    format_option,
+)
 from ..utils.text_format import (
     add_article,
     format_command_path,
@@ -31,7 +35,6 @@ from ..utils.text_format import (
 )
 from ..utils.upgraded_source import UpgradedSource, upgrades_to_dict
 from .options import (
-    COUNT,
     DEFAULT_SEEDS,
     FEEDS,
     LINK,
@@ -40,6 +43,7 @@ from .options import (
     MAX_STEPS,
     NOT_IN_BATCH,
     RANGES,
+    SEEDS,
     Progress,
     add_format_option,
     add_options,
@@ -96,7 +100,7 @@ class RewriteOptions:
     link: bool = field(default=False, metadata=LINK)
     feeds: Feeds | None = field(default=None, metadata=FEEDS)
     ranges: Ranges | None = field(default=None, metadata=RANGES)
-    seeds: int = field(default=DEFAULT_SEEDS, metadata=COUNT)
+    seeds: int = field(default=DEFAULT_SEEDS, metadata=SEEDS)
     max_seconds: float | None = field(default=None, metadata=MAX_SECONDS)
     max_steps: int | None = field(default=DEFAULT_MAX_STEPS, metadata=MAX_STEPS)
     max_memory: str | float | None = field(default=None, metadata=MAX_MEMORY)

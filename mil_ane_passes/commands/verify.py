@@ -29,6 +29,7 @@ from .options import (
     MAX_MEMORY,
     MAX_SECONDS,
     MAX_STEPS,
+    SEEDS,
     Progress,
     add_format_option,
     add_options,
@@ -97,7 +98,7 @@ class VerifyOptions:
     "float64 checks the algebra; float16 rounds each value to its declared dtype"
     exactness: str = field(default="rounding", metadata=flag(choices=_EXACTNESS))
     "criterion for equal outputs"
-    seeds: int = field(default=DEFAULT_SEEDS, metadata=flag(type=positive_int))
+    seeds: int = field(default=DEFAULT_SEEDS, metadata={**flag(type=positive_int), **SEEDS})
     "number of seeded random feeds per function (default: 3)"
     tolerance: float | None = None
     fixes_nonfinite: bool = field(default=False, metadata=flag())

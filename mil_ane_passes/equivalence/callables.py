@@ -252,16 +252,15 @@ def _make_stable_topk() -> Any:
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    class StableTopk(TorchDispatchMode):  # type: ignore[misc]  # torch is not installed where types are checked
-        def __torch_dispatch__(self, function: Any, kinds: Any, given: Any = (), named: Any = None) -> Any:
-            if function is not torch.ops.aten.topk.default:
-                return function(*given, **(named or {}))
-            options = dict(zip(("self", "k", "dim", "largest", "sorted"), given)) | (named or {})
-            dim = options.get("dim", -1)
-            found = torch.sort(options["self"], stable=True, dim=dim, descending=options.get("largest", True))
-            return tuple(each.narrow(dim, 0, options["k"]) if each.dim() else each for each in found)
+    def dispatch(mode: Any, function: Any, kinds: Any, given: Any = (), named: Any = None) -> Any:
+        if function is not torch.ops.aten.topk.default:
+            return function(*given, **(named or {}))
+        options = dict(zip(("self", "k", "dim", "largest", "sorted"), given)) | (named or {})
+        dim = options.get("dim", -1)
+        found = torch.sort(options["self"], stable=True, dim=dim, descending=options.get("largest", True))
+        return tuple(each.narrow(dim, 0, options["k"]) if each.dim() else each for each in found)
 
-    return StableTopk()
+    return type("StableTopk", (TorchDispatchMode,), {"__torch_dispatch__": dispatch})()
 
 
 def _list_parameters(call: Callable[..., Any]) -> set[str]:

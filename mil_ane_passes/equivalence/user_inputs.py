@@ -181,4 +181,6 @@ def parse_ranges(text: str | None) -> dict[str, Interval]:
             both = " and ".join(f"{ends[0]:g} to {ends[1]:g}" for ends in (found[name], interval))
             raise InputError(f"ranges: '{name}' has two ranges, {both}; expected one for each input")
         found[name] = interval
+    if text is not None and not found:
+        raise InputError(f"ranges: found {text!r}; expected NAME=LOW:HIGH, several separated by commas")
     return found

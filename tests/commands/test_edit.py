@@ -76,6 +76,9 @@ def test_the_command_does_what_the_function_does(fixtures, tmp_path):
     (["--rename", "nowhere=b"], "there is no value 'nowhere' in the model"),
     (["--io", "fp32", "--io", "fp32", "x"], "--io fp32 is given without names more than once"),
     (["--io", "bf16"], "'bf16' is not a supported type"),
+    (["--split-at", ""], "--split-at: found an empty name; expected the name of a value"),
+    (["--expose", "", "--rename", "input_2=a"], "--expose: found an empty name"),
+    (["--drop-output", "", "--rename", "input_2=a"], "--drop-output: found an empty name"),
     (["--rename", "input_2=a", "--function", "mian"], "no function 'mian'; the model has main; did you mean 'main'?"),
 ])
 def test_what_cannot_be_done_is_one_line_and_two(fixtures, tmp_path, capsys, options, message):

@@ -73,3 +73,28 @@ def test_one_path_too_many(arguments, capsys):
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 2 and "unrecognized arguments: c; " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["verify", "a", "b", "--seeds", "abc"], "argument --seeds: found 'abc'; expected a whole number, at least 1"),
+    (["verify", "a", "b", "--seeds", "0"], "argument --seeds: found '0'; expected a whole number, at least 1"),
+])
+def test_a_number_that_is_none(arguments, said, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2 and said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("option", "said"), [
+    (["--ranges="], "ranges: found ''; expected NAME=LOW:HIGH"), (["--ranges=,"], "ranges: found ','"),
+])
+def test_ranges_that_are_empty(fixtures, tmp_path, option, said, capsys):
+    source = str(fixtures / "conv_transpose_1d.mlpackage")
+    assert main(["rewrite", source, "-o", str(tmp_path / "out.mlpackage"), *option]) == 2
+    assert said in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+def test_more_seeds_than_there_is_memory_for(fixtures, capsys):
+    source = str(fixtures / "conv_transpose_1d.mlpackage")
+    assert main(["verify", source, source, "--seeds", "99999999999999999999"]) == 2
+    assert "seeds: found 99999999999999999999; expected a whole number, from 1 to 10000" in capsys.readouterr().err
