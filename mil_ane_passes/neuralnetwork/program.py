@@ -121,8 +121,8 @@ def list_stages(spec: Any, where: str, depth: int = 0) -> list[Stage]:
 def iterate_messages(message: Any) -> Iterator[Any]:
     """Yield a message and all messages in it, except for those of maps."""
     yield message
-    for field, value in message.ListFields():
-        if field.message_type is not None and not field.message_type.GetOptions().map_entry:
+    for part, value in message.ListFields():
+        if part.message_type is not None and not part.message_type.GetOptions().map_entry:
             for inner in (value,) if hasattr(value, "DESCRIPTOR") else value:
                 yield from iterate_messages(inner)
 
