@@ -198,7 +198,7 @@ class Caller:
 
         if self._chooses_among_equals():
             with suppress(RuntimeError):  # torch's dispatch modes reject some traces, such as those with `int(tensor)`
-                return call(_make_stable_topk())
+                return call(_make_stable_topk(torch))
         return call(nullcontext())
 
     def _chooses_among_equals(self) -> bool:
@@ -244,14 +244,11 @@ class Caller:
         return array
 
 
-def _make_stable_topk() -> Any:
+def _make_stable_topk(torch: Any) -> Any:
     """Return a context in which `torch.topk` chooses the first of equal elements, as the reference runtime does.
 
     torch does not define which one it chooses; neither choice is wrong.
     """
-    import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
-
     def dispatch(mode: Any, function: Any, kinds: Any, given: Any = (), named: Any = None) -> Any:
         if function is not torch.ops.aten.topk.default:
             return function(*given, **(named or {}))
@@ -260,7 +257,7 @@ def _make_stable_topk() -> Any:
         found = torch.sort(options["self"], stable=True, dim=dim, descending=options.get("largest", True))
         return tuple(each.narrow(dim, 0, options["k"]) if each.dim() else each for each in found)
 
-    return type("StableTopk", (TorchDispatchMode,), {"__torch_dispatch__": dispatch})()
+    return type("StableTopk", (torch.utils._python_dispatch.TorchDispatchMode,), {"__torch_dispatch__": dispatch})()
 
 
 def _list_parameters(call: Callable[..., Any]) -> set[str]:

@@ -54,7 +54,7 @@ CALLS = {
     "values to show": (lambda program: ane.calibrate(program, worst="a"), "worst: found 'a'; expected a whole number"),
     "values below 1": (lambda program: ane.calibrate(program, worst=-1), "worst: found -1; expected a whole number"),
     "seeds of rewrite": (lambda program: ane.rewrite(program, program.parent / "out.mlpackage", seeds=0),
-                         "seeds: found 0; expected a whole number, at least 1"),
+                         "seeds: found 0; expected a whole number, from 1 to 10000"),
     "seeds of verify": (lambda program: ane.verify(program, program, seeds=True), "seeds: found True; expected"),
 }
 
