@@ -45,8 +45,8 @@ class ModuloByFloor(Rewrite):
             steps. The result is rounded once, as before. It has the sign of the divisor; infinities give NaN. The
             algebra holds if every op rounds to fp16 or is more precise.
     cost    two ops for the divisor 1, five for the powers of two from 2 to 32, six for 1/2, 1/4, ...; otherwise 11 to
-            55, most for small divisors: 18 for 3 or 10, 26 for 2 pi, 37 for 0.1. With `periods=30` the latter take 11, 13 and 13. A negative
-            divisor takes two more, which `max_steps` does not count.
+            55, most for small divisors: 18 for 3 or 10, 26 for 2 pi, 37 for 0.1. With `periods=30` the latter take 11,
+            13 and 13. A negative divisor takes two more, which `max_steps` does not count.
 
     before
         %y: fp16[2, 8] = mod(x=%x, y=1.0)
