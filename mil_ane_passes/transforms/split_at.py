@@ -56,6 +56,8 @@ class SplitAt(Transform):
 
     values: Sequence[str]
     function: str | None = None
+    asked: str = ""
+    "The option with its values that asked for the cut, for errors, if it is another one."
 
     def apply(self, draft: Draft) -> list[Draft]:
         """Return the two parts.
@@ -98,7 +100,8 @@ class SplitAt(Transform):
         )
         near = search.near(self.values) if no.elsewhere else []
         instead = f"; nearby it can be cut at {' or '.join(repr(name) for name in near)}" if near else ""
-        return f"{format_option_values('split_at', *self.values)}: {several}{no}{instead}{hint}"
+        asked = self.asked or format_option_values("split_at", *self.values)
+        return f"{asked}: {several}{no}{instead}{hint}"
 
     def _notes(self, cut: Cut, crossing: Sequence[CrossingValue], both: SplitParts) -> Iterable[str]:
         yield both.summary()
@@ -117,14 +120,16 @@ class SplitAt(Transform):
                    f"{len(others)}); another place may need less")
 
 
-def split_each(draft: Draft, values: Mapping[str, Sequence[str]], function: str | None = None) -> list[Draft]:
+def split_each(
+    draft: Draft, values: Mapping[str, Sequence[str]], function: str | None = None, asked: str = ""
+) -> list[Draft]:
     """Cut functions of a draft, each after the values listed for it, and return the two parts.
 
-    `function` is the one that was requested. Raises InputError as `SplitAt` does.
+    `function` is the one that was requested, by the option `asked`. Raises InputError as `SplitAt` does.
     """
     parts = [_copy_draft(draft, number, list(values)) for number in PART_SUFFIXES]
     for name, named in values.items():
-        SplitAt(named, function).split(draft, name, parts)
+        SplitAt(named, function, asked).split(draft, name, parts)
     for part in parts:
         part.dead_limit = 0.0
     return parts

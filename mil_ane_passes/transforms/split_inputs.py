@@ -50,7 +50,7 @@ class SplitInputs(Transform):
         _check_inputs(draft, "split_inputs", self.names, functions)
         find = self._find_boundary if self.together else self._find_lookups
         return split_each(draft, {name: find(draft, name, function) for name, function in functions.items()},
-                          self.function)
+                          self.function, format_option_values("split_inputs", *self.names))
 
     def _find_boundary(self, draft: Draft, name: str, function: Function) -> list[str]:
         boundary = find_boundary(function, self.names)
@@ -94,7 +94,8 @@ class SplitConstantInputs(Transform):
         functions = draft.select_functions(self.function)
         _check_inputs(draft, "split_constant_inputs", self.names, functions)
         values = {name: self._find_values(draft, name, function) for name, function in functions.items()}
-        return split_each(draft, values, self.function) if all(values.values()) else [draft]
+        asked = format_option_values("split_constant_inputs", *self.names)
+        return split_each(draft, values, self.function, asked) if all(values.values()) else [draft]
 
     def _find_values(self, draft: Draft, name: str, function: Function) -> list[str]:
         who = format_option_values("split_constant_inputs", *self.names)
