@@ -4,6 +4,9 @@ At float16 and for iOS17, the pass `add_int16_cast` casts int32 operands of `gat
 nothing is known about their values. An id of 40000 becomes -25536 then, and a flexible input of 40,000 samples
 gets outputs of another size. Here an operand stays int32, unless a bound on its values fits: ids that select a row of a
 table of at most 32,768 rows, sizes up to the upper end of a `RangeDim`, positions along a static axis.
+
+The pass casts constants that are not negative to uint16, and keeps this choice for the computed operands of later ops:
+-1 becomes 65535. Here each operand that is no constant is cast to int16 again.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from ...passes.severity import Severity
 from ..contract import Patch
 
 PATCH = Patch(code="TORCH182", severity=Severity.WRONG,
-              title="float16 conversions narrow ids above 32767 and sizes of long inputs to int16", upstream=(
+              title="float16 conversions narrow large or negative integers to 16 bits that do not hold them", upstream=(
         "https://github.com/apple/coremltools/issues/2222",
         "https://github.com/kasper0406/stablehlo-coreml/pull/107",
     ))
@@ -46,12 +49,24 @@ def probe() -> str | None:
                             ids=(1, 3))
     PASS_REGISTRY["common::add_int16_cast"](program)
     (op,) = program.functions["main"].find_ops(op_type="squeeze")
-    return None if op.x.dtype == types.int32 else "silently miscompiled: ids of any size are cast to int16"
+    if op.x.dtype != types.int32:
+        return "silently miscompiled: ids of any size are cast to int16"
+    program = build_program(_squeeze_signed_integers, dtype=types.int32, opset=ct.target.iOS17, ids=(1, 3))
+    PASS_REGISTRY["common::add_int16_cast"](program)
+    (op,) = program.functions["main"].find_ops(op_type="squeeze")
+    return None if op.x.dtype == types.int16 else "silently miscompiled: negative integers are cast to uint16"
+
+
+def _squeeze_signed_integers(ids: Var) -> list[Var]:
+    looked_up = mb.gather(x=np.ones(4, np.float16), indices=np.int32([2, 1]), axis=0, validate_indices=False)
+    signed = mb.minimum(x=mb.maximum(x=ids, y=np.int32(-9)), y=np.int32(9))
+    return [mb.mul(x=looked_up, y=np.float16(2)), mb.squeeze(x=signed, axes=[0])]
 
 
 @PATCH.replace_function(_PASS_MODULE, "add_int16_cast.should_cast_parameter")
 def should_cast_parameter(host: Callable[..., Any], graph_pass: Any, op: Operation, param_name: str) -> Any:
     """Return coremltools' decision; None, which means no cast, if the values may not fit int16."""
+    graph_pass.target_dtype = "int16"  # the host changes it for constants and casts alone, and does not change it back
     decided = host(graph_pass, op, param_name)
     return decided if decided and _fits_int16(op, param_name) else None
 

@@ -118,3 +118,21 @@ def test_positions_along_a_long_axis_stay_int32() -> None:
     x = torch.zeros(1, 100_000)
     x[0, 99_998] = 1
     assert run(convert(Model(), x), x)[0].reshape(-1).tolist() == [99_999]
+
+
+class Signed(nn.Module):
+    """A lookup of constant positions before signed numbers, and a position that counts from the end."""
+
+    def forward(self, x: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        looked_up = x.gather(1, torch.tensor([[[2, 1, 0, 2]]]))
+        signed = (ids - 5).clamp(-10, 10).squeeze(0)
+        return looked_up, signed + 1, x[torch.arange(x.shape[0]), signed[:1]]
+
+
+@pytest.mark.parametrize("target", [ct.target.iOS17, ct.target.iOS18])
+def test_negative_numbers_stay_negative_behind_constants(target: Any) -> None:
+    x, ids = torch.randn(1, 6, 4), torch.tensor([[4, 0, 9, 5]], dtype=torch.int32)
+    mlmodel = convert(Signed(), x, ids, target=target)
+    for found, expected in zip(run(mlmodel, x, ids), Signed()(x, ids), strict=True):
+        np.testing.assert_allclose(found, expected.numpy(), rtol=2e-3, atol=1e-3)
+    assert "squeeze" in narrowed(mlmodel)
