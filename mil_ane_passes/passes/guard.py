@@ -262,7 +262,7 @@ def run_guarded(
     if not any(trace.fired and trace.rule in names for trace in traces):
         return traces
     undone, again = undo_costly_rewrites(rules, original, program, settings, guard)
-    return [*(again or traces), *undone]
+    return [*(traces if again is None else again), *undone]
 
 
 def undo_costly_rewrites(
@@ -283,7 +283,7 @@ def undo_costly_rewrites(
         names = {trace.rule for trace in undone}
         rest = [rule for rule in rules if rule.name not in names]
         more, again = _undo_free_riders(current, rest, original, program, settings, guard)
-        undone, traces = [*undone, *more], again or traces
+        undone, traces = [*undone, *more], traces if again is None else again
     return undone, traces
 
 

@@ -7,6 +7,8 @@ import os
 import shutil
 from pathlib import Path
 
+import coremltools as ct
+import numpy as np
 import pytest
 from coremltools.converters.mil.mil import Builder as mb
 
@@ -173,6 +175,24 @@ def test_options_that_do_not_fit(given, words, models, capsys):
 def test_in_place_without_fix_is_refused(models, capsys):
     assert main(["lint", "models", "--in-place"]) == 2
     assert capsys.readouterr().err == "mil-ane-passes: --in-place has no effect without --fix; expected both\n"
+
+
+def test_nothing_is_replaced_if_every_pass_that_fired_is_reverted(tmp_path, capsys):
+    """The convolutions with a cumsum in between are predicted to be slower on the ANE: the guard reverts both passes."""
+    def build(x):
+        weight = np.random.default_rng(0).standard_normal((64, 64, 31)).astype(np.float16)
+        x = mb.cumsum(x=mb.conv(x=x, weight=weight[..., :7], pad_type="same"), axis=-1)
+        return mb.tanh(x=mb.conv(x=x, weight=weight, pad_type="same"), name="y")
+
+    package = tmp_path / "in.mlpackage"
+    save_program(build_program(build, x=(1, 64, 128)), package, ct.target.iOS18)
+    before = content(tmp_path)
+    report = ane.rewrite(package, passes=["triangle_cumsum"], target="m4", named=False)
+    assert [trace.rule for trace in report.traces if trace.reverted] == ["triangle_cumsum"]
+    assert not report.changed and not any(trace.fired for trace in report.traces), str(report)
+    for _ in range(2):
+        out, _ = ran(capsys, package, "--in-place", code=0)
+        assert "nothing left to write: all rewrites that matched were reverted" in out and content(tmp_path) == before
 
 
 def test_in_place_a_package_is_fixed_beside_a_link_to_it(models, capsys):
