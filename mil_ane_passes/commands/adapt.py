@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from .._version import make_json_header
@@ -22,7 +21,12 @@ from ..package.destination import find_enclosing_package, has_overlap
 from ..package.manifest import check_model_path
 from ..utils.errors import InputError
 from ..utils.option_spelling import choose_spelling, format_option, format_option_values
-from ..utils.text_format import escape_text, format_command_path, format_lines
+from ..utils.text_format import (
+    escape_text,
+    format_command_path,
+    format_lines,
+    quote_word,
+)
 from .adapt_decoder import LOGIT_BOUND, check_sizes, write_decoder
 from .adapt_encoder import RESULT_BOUND, write_encoder
 from .adapt_parts import format_figures, measure_package
@@ -164,7 +168,7 @@ class AdaptReport:
         if self.kind == "encoder" or self.fixed:
             return format_lines([*lines, f"{done}; {folder}/README.md describes the calls"])
         script = format_command_path(os.path.join(self.output, "generate.py"))
-        return format_lines([*lines, done, f"next: python {quote(script)} --ids 1,2,3 --runtime reference"])
+        return format_lines([*lines, done, f"next: python {quote_word(script)} --ids 1,2,3 --runtime reference"])
 
 
 @command(AdaptOptions)

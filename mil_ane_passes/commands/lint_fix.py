@@ -9,14 +9,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from .._version import make_json_header
 from ..package.executorch_program import find_address
 from ..utils.errors import InputError
 from ..utils.pass_description import describe_pass
-from ..utils.text_format import escape_text, format_count, format_lines
+from ..utils.text_format import escape_text, format_count, format_lines, quote_word
 from .batch_sources import BACKUP_SUFFIX, Source
 from .options import flag
 from .output import format_error, print_upgrades, show_progress
@@ -92,7 +91,7 @@ class FixOutcome:
         lines = [f"{self.source}: no pass fixes a finding"] if not self.passes and not self.error else []
         lines += str(self.rewrite).split("\n") if self.rewrite is not None else []
         lines += [f"not applied: {each['pass']} ({describe_pass(each['exactness'], 'named')}: rewrite --passes "
-                  f"{quote(each['pass'].removeprefix('ane::'))})" for each in self.left]
+                  f"{quote_word(each['pass'].removeprefix('ane::'))})" for each in self.left]
         return format_lines([*lines, *([f"the original is kept as {self.backup}"] if self.backup else [])])
 
 

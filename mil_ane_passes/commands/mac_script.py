@@ -10,7 +10,6 @@ import argparse
 import os
 from dataclasses import KW_ONLY, dataclass, field
 from os import PathLike
-from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from .._version import __version__, make_json_header
@@ -22,6 +21,7 @@ from ..utils.text_format import (
     format_command_path,
     format_lines,
     format_short_repr,
+    quote_word,
 )
 from .options import (
     DEFAULT_SEEDS,
@@ -165,7 +165,8 @@ class MacFolder:
             f"{self.expected} of them, measure.py, README.txt",
             *[f"note: {note}" for note in self.notes],
             f"on a Mac, in that folder: {_format_command(self.images)}",
-            f"then here: mil-ane-passes calibrate-plan {quote(format_command_path(f'{self.folder}/result.json'))}"])
+            "then here: mil-ane-passes calibrate-plan "
+            f"{quote_word(format_command_path(f'{self.folder}/result.json'))}"])
 
 
 def _format_command(images: bool) -> str:

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from os import PathLike
 from pathlib import Path
-from shlex import join
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from .._version import make_json_header
@@ -32,6 +31,7 @@ from ..utils.text_format import (
     format_latency_range,
     format_lines,
     format_short_repr,
+    join_words,
 )
 from ..utils.upgraded_source import UpgradedSource, upgrades_to_dict
 from .options import (
@@ -415,7 +415,7 @@ class RewriteReport(Document):
     def _format_lint_command(self, path: str) -> str:
         """Format the command that lints `path` for the same target."""
         chosen = [] if self.target == "all" else ["--target", self.target]
-        return join(["mil-ane-passes", "lint", format_command_path(path), *chosen])
+        return join_words(["mil-ane-passes", "lint", format_command_path(path), *chosen])
 
     def _explain_refusal(self) -> str:
         """Explain what broke the equivalence check, and what to try."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 from dataclasses import KW_ONLY, dataclass, field
-from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from .._version import make_json_header
@@ -16,6 +15,7 @@ from ..utils.text_format import (
     format_command_path,
     format_count,
     format_lines,
+    quote_word,
 )
 from .options import (
     add_format_option,
@@ -79,7 +79,7 @@ class UpgradeReport:
             lines.append(f"decompressed: {vectors} (biases and the like) of {sum(self.expanded.values())} numbers, "
                          f"because these parameters are floats in ML Programs")
         lines += [f"written to {self.output}",
-                  f"next: mil-ane-passes lint {quote(format_command_path(self.output))}"]
+                  f"next: mil-ane-passes lint {quote_word(format_command_path(self.output))}"]
         return format_lines(lines)
 
 

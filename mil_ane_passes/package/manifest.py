@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import stat
 import zipfile
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..utils.errors import InputError, suggest_nearest
-from ..utils.text_format import format_command_path
+from ..utils.text_format import format_command_path, join_words
 from .executorch_program import SUFFIX as _PROGRAM_SUFFIX
 from .executorch_program import find_address, refuse_program
 from .limits import MAX_MANIFEST_BYTES, MAX_MODEL_BYTES
@@ -151,7 +150,7 @@ def check_network_path(path: str | os.PathLike[str]) -> None:
 
 def advise_upgrade(root: Path) -> str:
     """Format the advice for a NeuralNetwork where an ML Program is expected."""
-    command = shlex.join(["mil-ane-passes", "upgrade", format_command_path(str(root)), "-o", "OUT.mlpackage"])
+    command = join_words(["mil-ane-passes", "upgrade", format_command_path(str(root)), "-o", "OUT.mlpackage"])
     return f"convert it first with `{command}`, and pass what that writes"
 
 

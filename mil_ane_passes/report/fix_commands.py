@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 from ..package.executorch_program import find_address
 from ..passes.finding import Finding
 from ..transforms.contract import PART_SUFFIXES, build_part_path
-from ..utils.text_format import format_command_path
+from ..utils.text_format import format_command_path, join_words
 
 if TYPE_CHECKING:
     from .lint import LintReport
@@ -38,7 +37,7 @@ def _format_rewrite(report: LintReport, option: str, value: str, dry_run: bool) 
     in_program = find_address(report.model) is not None
     if in_program or os.path.exists(report.model):
         output = _PROGRAM_PLACEHOLDER if in_program else _OUTPUT_PLACEHOLDER
-        return shlex.join(["mil-ane-passes", "rewrite", format_command_path(report.model), "-o", output,
+        return join_words(["mil-ane-passes", "rewrite", format_command_path(report.model), "-o", output,
                            f"--{option}", value, *_list_target_arguments(report), *["--dry-run"] * dry_run])
     given = "" if report.target == "all" else f", target={report.target!r}"
     return f"mil_ane_passes.rewrite(..., {option}={value!r}{given}{', dry_run=True' * dry_run})"
@@ -46,7 +45,7 @@ def _format_rewrite(report: LintReport, option: str, value: str, dry_run: bool) 
 
 def format_adapt_command(report: LintReport) -> str:
     """Format the command that adapts a language model."""
-    return shlex.join(["mil-ane-passes", "adapt", format_command_path(report.model), "-o", _FOLDER_PLACEHOLDER,
+    return join_words(["mil-ane-passes", "adapt", format_command_path(report.model), "-o", _FOLDER_PLACEHOLDER,
                        *_list_target_arguments(report)])
 
 
@@ -54,7 +53,7 @@ def format_dedup_command(report: LintReport) -> str | None:
     """Format the command that stores equal weights once; None for a model that is not a package on disk."""
     if find_address(report.model) is not None or not os.path.isdir(report.model):
         return None
-    return shlex.join(["mil-ane-passes", "edit", format_command_path(report.model), "-o", _OUTPUT_PLACEHOLDER,
+    return join_words(["mil-ane-passes", "edit", format_command_path(report.model), "-o", _OUTPUT_PLACEHOLDER,
                        "--dedup-weights"])
 
 
@@ -69,12 +68,12 @@ def format_split_command(report: LintReport, item: Finding) -> str:
     source = format_command_path(report.model)
     if report.upgraded:  # `edit` takes packages only
         upgraded = "UPGRADED.mlpackage"
-        commands.append(shlex.join(["mil-ane-passes", "upgrade", source, "-o", upgraded]))
+        commands.append(join_words(["mil-ane-passes", "upgrade", source, "-o", upgraded]))
         source = upgraded
     for at, values in enumerate(item.split_at):
         function = ["--function", item.function] if several else []
         output = source if at else _OUTPUT_PLACEHOLDER
-        commands.append(shlex.join(
+        commands.append(join_words(
             ["mil-ane-passes", "edit", source, "-o", output, *function, "--split-at", *values]))
         source = os.fspath(build_part_path(Path(_OUTPUT_PLACEHOLDER), PART_SUFFIXES[0]))
     return " && ".join(commands)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,12 @@ from ..passes.evidence import Evidence
 from ..passes.forecast import Forecast
 from ..passes.severity import Severity
 from ..utils.pass_description import describe_pass
-from ..utils.text_format import escape_text, format_command_path, format_count
+from ..utils.text_format import (
+    escape_text,
+    format_command_path,
+    format_count,
+    join_words,
+)
 
 __all__ = ["LayerFinding", "NetworkLint", "iterate_network_lines"]
 
@@ -118,7 +122,7 @@ def _format_command(model: str, output: str, more: list[str]) -> str:
     if not os.path.exists(model):
         return ""
     path = format_command_path(model)
-    return f": {shlex.join(['mil-ane-passes', 'rewrite', path, '-o', output, '--preset', 'full', *more])}"
+    return f": {join_words(['mil-ane-passes', 'rewrite', path, '-o', output, '--preset', 'full', *more])}"
 
 
 def _format_by(listed: Iterable[LayerFinding], describe: Any, everything: bool) -> Iterator[str]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Iterable
 from typing import Any
 
 __all__ = ["add_article", "escape_text", "format_count", "format_duration", "format_latency_range", "format_lines",
            "format_command_path", "format_markdown_code", "format_python_string", "format_short_repr",
-           "format_swift_string", "join_names"]
+           "format_swift_string", "join_names", "join_words", "quote_word"]
 
 _UNSAFE_CHARACTERS = re.compile(
     r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]")
@@ -39,6 +40,28 @@ def _escape_character(found: re.Match[str]) -> str:
 def format_command_path(path: str) -> str:
     """Format a path as a word of a command to paste, before it is quoted: one that begins with a dash is no option."""
     return f"./{path}" if path.startswith("-") else path
+
+
+def quote_word(word: str) -> str:
+    """Quote a word of a command for a POSIX shell.
+
+    A word with characters that `escape_text` would change is quoted as `$'\\x0a'`, which bash and zsh read.
+    """
+    if not _UNSAFE_CHARACTERS.search(word):
+        return shlex.quote(word)
+    escaped = word.replace("\\", "\\\\").replace("'", "\\'")
+    return "$'" + _UNSAFE_CHARACTERS.sub(lambda found: "".join(
+        f"\\x{byte:02x}" for byte in found[0].encode("utf-8", _choose_encoding_errors(found[0]))), escaped) + "'"
+
+
+def _choose_encoding_errors(character: str) -> str:
+    """Return how a character is encoded: a byte of a path that Python could not decode, or another half of a pair."""
+    return "surrogateescape" if 0xDC80 <= ord(character) <= 0xDCFF else "surrogatepass"
+
+
+def join_words(words: Iterable[str]) -> str:
+    """Join the words of a command, each quoted."""
+    return " ".join(map(quote_word, words))
 
 
 def format_lines(lines: Iterable[str]) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import coremltools as ct
@@ -15,7 +17,7 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import types
 
 from mil_ane_passes.commands.main import main
-from mil_ane_passes.utils.text_format import escape_text, format_lines
+from mil_ane_passes.utils.text_format import escape_text, format_lines, join_words, quote_word
 from tests.package.helpers import MODEL, spec_of
 
 FORGED = "mil-ane-passes: written to etc"
@@ -228,3 +230,13 @@ def _swap(block, old: str, new: str) -> None:
         for output in op.outputs:
             output.name = new if output.name == old else output.name
     block.outputs[:] = [new if each == old else each for each in block.outputs]
+
+
+@pytest.mark.parametrize("name", [
+    "plain", "a b", "it's", "a\nb", "a\tb\x1b[31m", "\u202eback\\slash'", os.fsdecode(b"\xff\xfe'q"), "\x85", EVIL,
+    "$HOME`id`"])
+def test_a_printed_word_is_read_by_bash_as_the_name(name):
+    command = join_words(["printf", "%s", name])
+    assert escape_text(command) == command and quote_word(name) in command
+    found = subprocess.run(["bash", "-c", command], capture_output=True, check=True).stdout
+    assert found == os.fsencode(name)

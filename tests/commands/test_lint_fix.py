@@ -178,7 +178,7 @@ def test_in_place_without_fix_is_refused(models, capsys):
 
 
 def test_nothing_is_replaced_if_every_pass_that_fired_is_reverted(tmp_path, capsys):
-    """The convolutions with a cumsum in between are predicted to be slower on the ANE: the guard reverts both passes."""
+    """Convolutions with a cumsum in between are predicted to be slower on the ANE: the guard reverts both passes."""
     def build(x):
         weight = np.random.default_rng(0).standard_normal((64, 64, 31)).astype(np.float16)
         x = mb.cumsum(x=mb.conv(x=x, weight=weight[..., :7], pad_type="same"), axis=-1)

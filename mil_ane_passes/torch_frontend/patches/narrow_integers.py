@@ -58,7 +58,7 @@ def probe() -> str | None:
 
 
 def _squeeze_signed_integers(ids: Var) -> list[Var]:
-    looked_up = mb.gather(x=np.ones(4, np.float16), indices=np.int32([2, 1]), axis=0, validate_indices=False)
+    looked_up = mb.gather(x=np.ones(4, np.float16), indices=np.array([2, 1], np.int32), axis=0, validate_indices=False)
     signed = mb.minimum(x=mb.maximum(x=ids, y=np.int32(-9)), y=np.int32(9))
     return [mb.mul(x=looked_up, y=np.float16(2)), mb.squeeze(x=signed, axes=[0])]
 
