@@ -37,13 +37,7 @@ if TYPE_CHECKING:
     from .neuralnetwork.loading import load
     from .package import Package, save
     from .torch_frontend.convert import convert
-    from .utils.errors import (
-        AnePassesError,
-        InputError,
-        LimitReached,
-        NotSupported,
-        RuleError,
-    )
+    from .utils.errors import AnePassesError, InputError, LimitReached, NotSupported, RuleError
     from .utils.locking import exclusive
 
 __all__ = [

@@ -11,14 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from coremltools.converters.mil.mil import (
-    Block,
-    Function,
-    Operation,
-    Program,
-    Var,
-    types,
-)
+from coremltools.converters.mil.mil import Block, Function, Operation, Program, Var, types
 
 from ..ir.query import get_itemsize, get_static_shape
 from ..passes.layout import compute_buffer_bytes, compute_padded_bytes

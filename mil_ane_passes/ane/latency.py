@@ -27,15 +27,7 @@ from ..passes.plan import Backend, Plan
 from ..passes.targets import CHIPS, parse_target
 from ..utils.errors import InputError
 from .latency_parameters import API_NAMES, MEASURED_CHIPS, find_chips
-from .latency_terms import (
-    Chip,
-    Interface,
-    Terms,
-    Work,
-    compute_terms,
-    describe_work,
-    time_call,
-)
+from .latency_terms import Chip, Interface, Terms, Work, compute_terms, describe_work, time_call
 from .sizes import Sizes, iterate_inputs, make_sizes
 
 __all__ = ["FunctionLatency", "LatencyReport", "OpLatency", "PartitionLatency", "estimate_latency",

@@ -24,14 +24,7 @@ from typing import Any
 
 from coremltools.converters.mil.mil import Operation, Var, types
 
-from ..ir.query import (
-    get_const_value,
-    get_itemsize,
-    get_type_info,
-    is_compressed,
-    is_const,
-    is_opaque,
-)
+from ..ir.query import get_const_value, get_itemsize, get_type_info, is_compressed, is_const, is_opaque
 from ..passes.layout import compute_padded_bytes
 from .sizes import Sizes, iterate_inputs
 

@@ -9,13 +9,7 @@ from typing import Any
 
 from coremltools.converters.mil.mil import Operation, Var, types
 
-from ..ir.query import (
-    get_flat_inputs,
-    get_type_info,
-    is_compressed,
-    is_const,
-    is_opaque,
-)
+from ..ir.query import get_flat_inputs, get_type_info, is_compressed, is_const, is_opaque
 from ..passes.contract import Hit, Rule
 from ..passes.plan import SupportStatus
 from ..passes.targets import Generation, format_generations

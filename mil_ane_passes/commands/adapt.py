@@ -21,12 +21,7 @@ from ..package.destination import find_enclosing_package, has_overlap
 from ..package.manifest import check_model_path
 from ..utils.errors import InputError
 from ..utils.option_spelling import choose_spelling, format_option, format_option_values
-from ..utils.text_format import (
-    escape_text,
-    format_command_path,
-    format_lines,
-    quote_word,
-)
+from ..utils.text_format import escape_text, format_command_path, format_lines, quote_word
 from .adapt_decoder import LOGIT_BOUND, check_sizes, write_decoder
 from .adapt_encoder import RESULT_BOUND, write_encoder
 from .adapt_parts import format_figures, measure_package

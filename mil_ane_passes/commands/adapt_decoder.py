@@ -15,12 +15,7 @@ from .._version import __version__
 from ..report.decoder.generate import read_rows, select_last_row
 from ..utils.errors import InputError
 from ..utils.option_spelling import format_option, format_option_values
-from ..utils.text_format import (
-    escape_text,
-    format_count,
-    format_markdown_code,
-    format_swift_string,
-)
+from ..utils.text_format import escape_text, format_count, format_markdown_code, format_swift_string
 from .adapt_parts import (
     choose_identifier,
     compare_drafts,

@@ -13,12 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._version import __version__
-from ..utils.text_format import (
-    escape_text,
-    format_markdown_code,
-    format_python_string,
-    format_swift_string,
-)
+from ..utils.text_format import escape_text, format_markdown_code, format_python_string, format_swift_string
 from .adapt_parts import (
     choose_identifier,
     compare_drafts,

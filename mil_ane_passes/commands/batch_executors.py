@@ -15,13 +15,7 @@ import queue
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import (
-    BrokenExecutor,
-    Executor,
-    Future,
-    ProcessPoolExecutor,
-    ThreadPoolExecutor,
-)
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import current_process, get_context
 from multiprocessing.connection import wait
@@ -29,11 +23,7 @@ from types import FrameType
 from typing import Any
 
 from ..package.staging import close_all_stagings
-from ..passes.coremltools_setup import (
-    WORKER_VARIABLE,
-    hide_optional_packages,
-    is_importing,
-)
+from ..passes.coremltools_setup import WORKER_VARIABLE, hide_optional_packages, is_importing
 from ..utils.errors import InputError
 from .batch_jobs import Job, OptionsError, run_job
 from .batch_report import BatchItem, BatchReport

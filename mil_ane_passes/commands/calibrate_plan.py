@@ -20,14 +20,7 @@ from ..utils.json_file import MEASUREMENT_FORM, expect_json_file
 from ..utils.option_spelling import choose_spelling, format_option
 from ..utils.text_format import format_count, format_lines, format_short_repr
 from ..utils.upgraded_source import UpgradedSource, upgrades_to_dict
-from .options import (
-    add_format_option,
-    add_options,
-    argument,
-    command,
-    flag,
-    read_options,
-)
+from .options import add_format_option, add_options, argument, command, flag, read_options
 from .output import print_report
 
 if TYPE_CHECKING:

@@ -43,15 +43,7 @@ from .edit_transforms import (
     parse_pairs,
     parse_tiles,
 )
-from .options import (
-    LINK,
-    add_format_option,
-    add_options,
-    argument,
-    command,
-    flag,
-    read_options,
-)
+from .options import LINK, add_format_option, add_options, argument, command, flag, read_options
 from .output import print_report, start_copying
 
 if TYPE_CHECKING:
@@ -183,9 +175,7 @@ class EditOptions:
     @synchronized_property
     def tables(self) -> list[TableFile]:
         """The tables of embeddings to write."""
-        from .table_files import (
-            make_table_files,  # imports numpy, which takes longer than most edits
-        )
+        from .table_files import make_table_files  # imports numpy, which takes longer than most edits
 
         return make_table_files(self.embedding_file) if self.embedding_file else []
 

@@ -16,13 +16,7 @@ from .._version import __version__, make_json_header
 from ..package.manifest import check_model_path
 from ..utils.errors import InputError
 from ..utils.option_spelling import choose_spelling, format_option
-from ..utils.text_format import (
-    escape_text,
-    format_command_path,
-    format_lines,
-    format_short_repr,
-    quote_word,
-)
+from ..utils.text_format import escape_text, format_command_path, format_lines, format_short_repr, quote_word
 from .options import (
     DEFAULT_SEEDS,
     FEEDS,

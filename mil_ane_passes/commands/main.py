@@ -14,11 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from .._version import __version__
-from ..passes.coremltools_setup import (
-    hide_folders_named_as_packages,
-    hide_optional_packages,
-    silence_coremltools,
-)
+from ..passes.coremltools_setup import hide_folders_named_as_packages, hide_optional_packages, silence_coremltools
 from ..utils.errors import InputError, NotSupported, suggest_nearest
 from ..utils.option_spelling import use_command_spelling
 from ..utils.text_format import escape_text

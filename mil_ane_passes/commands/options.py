@@ -130,9 +130,7 @@ def _parse_ranges(text: str) -> Any:
 
 
 def _read_feeds(paths: list[str]) -> Any:
-    from ..utils.npz import (
-        read_arrays,  # imports numpy, which takes longer than most options
-    )
+    from ..utils.npz import read_arrays  # imports numpy, which takes longer than most options
 
     return [read_arrays(path) for path in paths]
 

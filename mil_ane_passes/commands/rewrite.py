@@ -18,11 +18,7 @@ from ..passes.max_growth import DEFAULT_MAX_GROWTH, parse_max_growth
 from ..report.document import Document, build_document, build_fragment
 from ..utils.budget import DEFAULT_MAX_STEPS, share_budget
 from ..utils.errors import InputError
-from ..utils.option_spelling import (
-    choose_spelling,
-    format_no_verify_option,
-    format_option,
-)
+from ..utils.option_spelling import choose_spelling, format_no_verify_option, format_option
 from ..utils.text_format import (
     add_article,
     format_command_path,

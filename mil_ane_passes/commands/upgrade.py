@@ -10,21 +10,8 @@ from typing import TYPE_CHECKING, Any
 from .._version import make_json_header
 from ..package.manifest import check_network_path
 from ..utils.errors import InputError
-from ..utils.text_format import (
-    escape_text,
-    format_command_path,
-    format_count,
-    format_lines,
-    quote_word,
-)
-from .options import (
-    add_format_option,
-    add_options,
-    argument,
-    command,
-    flag,
-    read_options,
-)
+from ..utils.text_format import escape_text, format_command_path, format_count, format_lines, quote_word
+from .options import add_format_option, add_options, argument, command, flag, read_options
 from .output import print_report, show_progress
 
 if TYPE_CHECKING:

@@ -18,14 +18,7 @@ from .callables import Caller, RejectedSizes
 from .comparison import Accuracy, OutputDifference, describe_worst_element, to_arrays
 from .coverage import find_outputs_without_numbers
 from .equivalence import Case, VerifyReport
-from .execution import (
-    Plan,
-    Run,
-    build_plans,
-    build_shaped_plan,
-    check_runnable,
-    execute_plans,
-)
+from .execution import Plan, Run, build_plans, build_shaped_plan, check_runnable, execute_plans
 
 __all__ = [
     "FP16_TOLERANCE",

@@ -18,12 +18,7 @@ from ..utils.errors import InputError
 from .comparison import EVERY_OUTPUT, OutputDifference, Strictness, compare_outputs
 from .difference import FirstDifference, KnownValues, build_first_difference
 from .execution import Plan, copy_state
-from .value_matching import (
-    FunctionValues,
-    find_ancestors,
-    find_counterparts,
-    find_state_updates,
-)
+from .value_matching import FunctionValues, find_ancestors, find_counterparts, find_state_updates
 from .value_store import MAX_BYTES_IN_MEMORY, ValueStore
 
 __all__ = ["find_first_difference"]

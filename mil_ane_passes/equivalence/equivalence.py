@@ -22,33 +22,11 @@ from ..runtime.quirks.base import Quirk
 from ..utils.errors import InputError, LimitReached
 from ..utils.mapped_files import iterate_rows
 from ..utils.option_spelling import format_option
-from ..utils.text_format import (
-    escape_text,
-    format_count,
-    format_lines,
-    format_short_repr,
-)
+from ..utils.text_format import escape_text, format_count, format_lines, format_short_repr
 from ..utils.upgraded_source import UpgradedSource, upgrades_to_dict
-from .adversarial_feeds import (
-    SPECIAL,
-    Domain,
-    build_adversarial_plans,
-    describe_samples,
-)
-from .comparison import (
-    EVERY_OUTPUT,
-    Accuracy,
-    OutputDifference,
-    Strictness,
-    compare_outputs,
-    fill_undefined,
-)
-from .coverage import (
-    Unknown,
-    find_outputs_without_numbers,
-    find_unentered_blocks,
-    select_differing,
-)
+from .adversarial_feeds import SPECIAL, Domain, build_adversarial_plans, describe_samples
+from .comparison import EVERY_OUTPUT, Accuracy, OutputDifference, Strictness, compare_outputs, fill_undefined
+from .coverage import Unknown, find_outputs_without_numbers, find_unentered_blocks, select_differing
 from .difference import FirstDifference
 from .difference_search import find_first_difference
 from .execution import (
@@ -68,21 +46,9 @@ from .execution import (
 )
 from .feeds import get_symbol_sizes
 from .float_threshold_feeds import build_float_threshold_plans
-from .interface_widths import (
-    find_interface_widths,
-    holds_floats,
-    round_feeds,
-    round_results,
-)
+from .interface_widths import find_interface_widths, holds_floats, round_feeds, round_results
 from .lookup_feeds import build_table_row_plans
-from .propagate import (
-    NOT_JUDGED,
-    RAISED,
-    made_of_nan,
-    made_of_roundings,
-    make_departures,
-    measure_moves,
-)
+from .propagate import NOT_JUDGED, RAISED, made_of_nan, made_of_roundings, make_departures, measure_moves
 from .threshold_feeds import build_threshold_plans
 
 __all__ = ["Case", "VerifyReport", "compare_programs", "compare_with_pipeline", "judge_executions"]

@@ -16,22 +16,11 @@ from typing import Any
 import numpy as np
 from coremltools.converters.mil.mil import Function, Operation, Program, Var, types
 
-from ..ir.query import (
-    get_const_value,
-    get_flat_inputs,
-    get_type_info,
-    iterate_nested_ops,
-)
+from ..ir.query import get_const_value, get_flat_inputs, get_type_info, iterate_nested_ops
 from ..utils.errors import AnePassesError
 from .adversarial_feeds import FLOAT_THRESHOLDS, Domain
 from .execution import Plan
-from .feeds import (
-    find_image_inputs,
-    get_symbol_sizes,
-    list_shape_choices,
-    make_feeds,
-    make_state,
-)
+from .feeds import find_image_inputs, get_symbol_sizes, list_shape_choices, make_feeds, make_state
 from .input_domains import infer_input_domains
 from .interval_propagation import ANY_VALUE
 from .lookup_feeds import find_differing_lookups, list_needed_ops

@@ -10,12 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from coremltools.converters.mil.mil import Function, Operation, Program, Var
 
-from ..ir.query import (
-    DATA_MOVEMENT_OPS,
-    get_flat_inputs,
-    is_compressed,
-    iterate_nested_ops,
-)
+from ..ir.query import DATA_MOVEMENT_OPS, get_flat_inputs, is_compressed, iterate_nested_ops
 from ..runtime.batched_runs import can_batch_runs
 from ..runtime.engine import Call, Runtime
 from ..utils.errors import InputError, MemoryLimitReached
@@ -37,14 +32,7 @@ from .execution import (
 )
 from .feeds import count_computed_elements
 from .overflow_bounds import can_overflow
-from .value_matching import (
-    FunctionMatch,
-    FunctionValues,
-    OpMatch,
-    is_constant,
-    list_operands,
-    match_functions,
-)
+from .value_matching import FunctionMatch, FunctionValues, OpMatch, is_constant, list_operands, match_functions
 
 if TYPE_CHECKING:
     from ..runtime.interpreter import Interpreter

@@ -13,12 +13,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Function, Operation, Program, Var
 
 from ..ir.constants import is_stored_alike
-from ..ir.query import (
-    get_const_value,
-    get_flat_inputs,
-    is_compressed,
-    is_const_or_compressed,
-)
+from ..ir.query import get_const_value, get_flat_inputs, is_compressed, is_const_or_compressed
 from ..utils.errors import AnePassesError
 from .adversarial_feeds import ROWS
 from .execution import Plan

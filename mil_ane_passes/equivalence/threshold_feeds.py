@@ -16,13 +16,7 @@ from coremltools.converters.mil.mil import Function, Operation, Program, Var, ty
 from ..ir.query import iterate_nested_ops
 from .adversarial_feeds import THRESHOLDS
 from .execution import Plan
-from .feeds import (
-    count_computed_elements,
-    get_symbol_sizes,
-    list_shape_choices,
-    make_feeds,
-    make_state,
-)
+from .feeds import count_computed_elements, get_symbol_sizes, list_shape_choices, make_feeds, make_state
 from .input_domains import limit_input_domains
 from .interval_propagation import Interval
 from .lookup_feeds import find_id_uses

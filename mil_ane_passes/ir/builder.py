@@ -7,15 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from coremltools.converters.mil.mil import (
-    Block,
-    Builder,
-    Function,
-    Operation,
-    Var,
-    mil_list,
-    types,
-)
+from coremltools.converters.mil.mil import Block, Builder, Function, Operation, Var, mil_list, types
 from coremltools.converters.mil.mil.scope import ScopeSource, add_graph_pass_scope
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 

@@ -12,14 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from coremltools.converters.mil.mil import (
-    Block,
-    Function,
-    Operation,
-    Program,
-    Var,
-    types,
-)
+from coremltools.converters.mil.mil import Block, Function, Operation, Program, Var, types
 from coremltools.converters.mil.mil import block as host_block
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 from coremltools.converters.mil.mil.utils import CacheDoublyLinkedList

@@ -11,14 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from coremltools.converters.mil.mil import (
-    Block,
-    Function,
-    Operation,
-    Program,
-    Var,
-    types,
-)
+from coremltools.converters.mil.mil import Block, Function, Operation, Program, Var, types
 
 from ..utils.text_format import escape_text, format_lines
 from .query import is_default, is_symbolic

@@ -24,14 +24,7 @@ from ..utils.errors import AnePassesError, InputError
 from ..utils.text_format import escape_text
 from . import layers as _layers
 from .interface import Feature, make_identifiers, read_features
-from .layer_converter import (
-    BUILDER_ERRORS,
-    CONVERTERS,
-    LayerContext,
-    format_cause,
-    get_layer_kind,
-    refuse,
-)
+from .layer_converter import BUILDER_ERRORS, CONVERTERS, LayerContext, format_cause, get_layer_kind, refuse
 from .layers.control_flow import convert_statements
 from .weights import WeightReader
 

@@ -122,9 +122,7 @@ def replace_model(folder: Folder, package: Path) -> Folder:
     The model gets a new identifier, derived from its contents: devices cache compiled models by identifier, and would
     keep using the old model. The profiler's table of debug handles is updated from the package's. Other files are kept.
     """
-    from .debug_handles import (
-        FILE as HANDLES_FILE,  # imports coremltools, which would delay `--help`
-    )
+    from .debug_handles import FILE as HANDLES_FILE  # imports coremltools, which would delay `--help`
 
     digest = hashlib.sha256()
     for path in sorted(each for each in package.rglob("*") if each.is_file()):

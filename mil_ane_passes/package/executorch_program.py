@@ -22,14 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..utils.errors import InputError, suggest_nearest
-from .executorch_blob import (
-    COMPILED_MODEL,
-    MODEL,
-    Data,
-    Folder,
-    count_bytes,
-    read_folder,
-)
+from .executorch_blob import COMPILED_MODEL, MODEL, Data, Folder, count_bytes, read_folder
 from .files import get_file_stamp
 
 __all__ = ["SUFFIX", "Blob", "ExecutorchProgram", "find_address", "find_read_file", "is_program_path",
@@ -168,9 +161,7 @@ class ExecutorchProgram:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        from ..utils.mapped_files import (
-            map_file,  # imports numpy, which would delay `--help`
-        )
+        from ..utils.mapped_files import map_file  # imports numpy, which would delay `--help`
 
         self.path = Path(path)
         try:

@@ -13,13 +13,7 @@ from ..ir.query import iterate_nested_ops
 from ..utils.errors import InputError
 from . import wire
 from .description import DESCRIPTION_FIELD, Description
-from .interface import (
-    find_changed_widths,
-    get_file_name,
-    is_same_except_width,
-    iterate_renamed,
-    update_section,
-)
+from .interface import find_changed_widths, get_file_name, is_same_except_width, iterate_renamed, update_section
 from .members import ML_PROGRAM_FIELD, Member, replace_members
 from .names import assign_unique_names
 from .op_exporter import Exporter, is_embedded, serialize_message

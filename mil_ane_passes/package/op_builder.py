@@ -18,12 +18,7 @@ from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 from coremltools.converters.mil.mil.var import InternalVar
 
 from ..ir.constants import LazyValue, get_blob_ref, make_bare_var, make_const
-from ..ir.coremltools_internals import (
-    evaluate_op,
-    get_typed_value,
-    remove_last_user,
-    set_output_vars,
-)
+from ..ir.coremltools_internals import evaluate_op, get_typed_value, remove_last_user, set_output_vars
 from ..ir.type_inference import infer_types, raise_not_evaluated, refine_type
 from .input_checks import InputChecks
 from .limits import MAX_ELEMENTS, EvaluationBudget, count_elements

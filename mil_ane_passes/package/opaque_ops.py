@@ -9,11 +9,7 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from coremltools.converters.mil.mil.input_type import (
-    InputSpec,
-    TupleInputType,
-    _InputType,
-)
+from coremltools.converters.mil.mil.input_type import InputSpec, TupleInputType, _InputType
 from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry
 
 from ..ir.query import OPAQUE

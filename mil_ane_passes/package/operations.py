@@ -7,9 +7,7 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import replace
 from typing import Any
 
-from coremltools.converters.mil.frontend.milproto.load import (
-    _set_inputs_for_control_flow_op,
-)
+from coremltools.converters.mil.frontend.milproto.load import _set_inputs_for_control_flow_op
 from coremltools.converters.mil.mil import Block, Operation, Var
 from coremltools.converters.mil.mil.block import curr_opset_version
 from coremltools.converters.mil.mil.ops.helper import _get_version_of_op

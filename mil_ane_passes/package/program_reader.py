@@ -10,15 +10,7 @@ from typing import Any
 
 from coremltools import _OPSET
 from coremltools.converters.mil._deployment_compatibility import AvailableTarget
-from coremltools.converters.mil.mil import (
-    Block,
-    Function,
-    ListVar,
-    Placeholder,
-    Program,
-    Var,
-    types,
-)
+from coremltools.converters.mil.mil import Block, Function, ListVar, Placeholder, Program, Var, types
 from coremltools.converters.mil.mil.program import StateTensorPlaceholder
 
 from ..utils.errors import InputError

@@ -10,14 +10,7 @@ from typing import Any
 from coremltools.converters.mil.mil import Program, Var, types
 
 from ..ir.constants import get_blob_ref
-from ..ir.query import (
-    count_stored_bytes,
-    get_flat_inputs,
-    get_type_info,
-    is_compressed,
-    is_const,
-    iterate_ops,
-)
+from ..ir.query import count_stored_bytes, get_flat_inputs, get_type_info, is_compressed, is_const, iterate_ops
 from ..utils.errors import InputError
 from .blob_refs import find_refs
 from .duplicates import find_duplicates

@@ -13,17 +13,7 @@ from coremltools.converters.mil.mil import Var, types
 from ..ir.constants import LazyValue, get_blob_ref
 from ..ir.coremltools_internals import get_typed_value
 from ..utils.mapped_files import is_mapped, iterate_rows
-from .blobs import (
-    ALIGN,
-    DTYPES,
-    MODEL_PATH,
-    Array,
-    Blob,
-    WeightFile,
-    WeightFiles,
-    align_up,
-    count_payload_bytes,
-)
+from .blobs import ALIGN, DTYPES, MODEL_PATH, Array, Blob, WeightFile, WeightFiles, align_up, count_payload_bytes
 
 WEIGHT_FILE = f"{MODEL_PATH}weights/weight.bin"
 _COMPARE_PIECE_BYTES = 1 << 20

@@ -82,9 +82,7 @@ def hide_optional_packages() -> None:
     Only for processes that convert nothing. Does nothing where coremltools is imported already, or where plugins are
     installed: a plugin may use any part of coremltools.
     """
-    from importlib.metadata import (
-        entry_points,  # imported here, where stop signals are handled
-    )
+    from importlib.metadata import entry_points  # imported here, where stop signals are handled
 
     if "coremltools" not in sys.modules and not entry_points(group=ENTRY_POINT_GROUP):
         sys.meta_path.insert(0, _OptionalPackageFinder(_OPTIONAL_PACKAGES))

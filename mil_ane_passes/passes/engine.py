@@ -14,14 +14,7 @@ from functools import partial
 from typing import Any
 from weakref import ref
 
-from coremltools.converters.mil.mil import (
-    Block,
-    Function,
-    Operation,
-    Program,
-    Var,
-    types,
-)
+from coremltools.converters.mil.mil import Block, Function, Operation, Program, Var, types
 
 from ..ir.block_editor import BlockEditor, check_op_order
 from ..ir.builder import RewriteBuilder, UniqueNames
@@ -41,26 +34,9 @@ from ..ir.value_ranges import Measure
 from ..utils.errors import RuleError
 from ..utils.garbage_collection import pause_garbage_collection
 from ..utils.mapped_files import check_files_of
-from .contract import (
-    ANY_OP,
-    BlockRewrite,
-    BlockRule,
-    Hit,
-    Miss,
-    PlanRule,
-    ProgramRewrite,
-    Rewrite,
-    Rule,
-)
+from .contract import ANY_OP, BlockRewrite, BlockRule, Hit, Miss, PlanRule, ProgramRewrite, Rewrite, Rule
 from .pass_trace import PassTrace, record_result
-from .rule_class import (
-    Position,
-    RuleFailure,
-    convert_rule_errors,
-    format_rule_location,
-    is_rule_fault,
-    make_rule_error,
-)
+from .rule_class import Position, RuleFailure, convert_rule_errors, format_rule_location, is_rule_fault, make_rule_error
 from .targets import is_applicable, parse_target
 
 __all__ = [

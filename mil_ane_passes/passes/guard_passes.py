@@ -12,14 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from coremltools.converters.mil.mil import Program
-from coremltools.converters.mil.mil.passes.graph_pass import (
-    AbstractGraphPass,
-    PassOption,
-)
-from coremltools.converters.mil.mil.passes.pass_registry import (
-    PASS_REGISTRY,
-    register_pass,
-)
+from coremltools.converters.mil.mil.passes.graph_pass import AbstractGraphPass, PassOption
+from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY, register_pass
 
 from ..ir.clone import clone_program
 from ..utils.locking import synchronized

@@ -9,14 +9,8 @@ from typing import Any
 
 import coremltools as ct
 from coremltools.converters.mil.mil import Program
-from coremltools.converters.mil.mil.passes.graph_pass import (
-    AbstractGraphPass,
-    PassOption,
-)
-from coremltools.converters.mil.mil.passes.pass_registry import (
-    PASS_REGISTRY,
-    register_pass,
-)
+from coremltools.converters.mil.mil.passes.graph_pass import AbstractGraphPass, PassOption
+from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY, register_pass
 
 from ..ir.value_ranges import Measure
 from ..utils.errors import InputError, RuleError, suggest_nearest

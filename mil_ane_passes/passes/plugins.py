@@ -26,13 +26,7 @@ from typing import Any
 from ..utils.text_format import escape_text
 from .contract import Rule
 from .coremltools_setup import ENTRY_POINT_GROUP
-from .rule_class import (
-    RULE_BASE_CLASSES,
-    assign_default_name,
-    find_flaw,
-    format_class_location,
-    shares_code,
-)
+from .rule_class import RULE_BASE_CLASSES, assign_default_name, find_flaw, format_class_location, shares_code
 
 __all__ = ["ENTRY_POINT_GROUP", "SkippedPlugin", "find_rules_in_module", "load_plugin_rules"]
 

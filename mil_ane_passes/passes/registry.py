@@ -14,18 +14,8 @@ from collections.abc import Iterator
 
 from ..utils.errors import InputError, RuleError, suggest_nearest
 from .contract import STAGES, Rewrite, Rule
-from .plugins import (
-    ENTRY_POINT_GROUP,
-    SkippedPlugin,
-    find_rules_in_module,
-    load_plugin_rules,
-)
-from .rule_class import (
-    assign_default_name,
-    find_flaw,
-    format_class_location,
-    shares_code,
-)
+from .plugins import ENTRY_POINT_GROUP, SkippedPlugin, find_rules_in_module, load_plugin_rules
+from .rule_class import assign_default_name, find_flaw, format_class_location, shares_code
 from .rule_lookup import RuleKeys, find_rule_name
 
 __all__ = [

@@ -18,19 +18,9 @@ from ..passes.layout import format_bytes
 from ..passes.severity import Severity
 from ..passes.targets import Generation
 from ..utils.pass_description import describe_pass
-from ..utils.text_format import (
-    add_article,
-    format_count,
-    format_duration,
-    format_latency_range,
-    format_lines,
-)
+from ..utils.text_format import add_article, format_count, format_duration, format_latency_range, format_lines
 from .agreement import iterate_agreement_lines as agreement_lines
-from .fix_commands import (
-    format_dedup_command,
-    format_rewrite_command,
-    format_split_command,
-)
+from .fix_commands import format_dedup_command, format_rewrite_command, format_split_command
 from .ignored import format_ignored_lines
 from .lint_groups import FindingGroup, group_findings
 from .network import iterate_network_lines

@@ -11,12 +11,7 @@ from ..passes.evidence import Evidence
 from ..passes.forecast import Forecast
 from ..passes.severity import Severity
 from ..utils.pass_description import describe_pass
-from ..utils.text_format import (
-    escape_text,
-    format_command_path,
-    format_count,
-    join_words,
-)
+from ..utils.text_format import escape_text, format_command_path, format_count, join_words
 
 __all__ = ["LayerFinding", "NetworkLint", "iterate_network_lines"]
 

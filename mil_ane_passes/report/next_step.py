@@ -12,12 +12,7 @@ from ..passes.finding import Finding, collect_fixes
 from ..passes.forecast import Forecast
 from ..passes.severity import Severity
 from ..utils.text_format import format_duration, join_names
-from .fix_commands import (
-    format_adapt_command,
-    format_preset_command,
-    format_rewrite_command,
-    format_split_command,
-)
+from .fix_commands import format_adapt_command, format_preset_command, format_rewrite_command, format_split_command
 
 if TYPE_CHECKING:
     from .lint import LintReport

@@ -19,23 +19,8 @@ from coremltools.converters.mil.mil import (
 )
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
-from ..ir.query import (
-    get_const_value,
-    get_type_info,
-    is_compressed,
-    is_const,
-    is_opaque,
-)
-from ..passes.contract import (
-    FP32_UNSUPPORTED_REASON,
-    BlockRule,
-    Community,
-    Example,
-    Hit,
-    Miss,
-    Severity,
-    Vendor,
-)
+from ..ir.query import get_const_value, get_type_info, is_compressed, is_const, is_opaque
+from ..passes.contract import FP32_UNSUPPORTED_REASON, BlockRule, Community, Example, Hit, Miss, Severity, Vendor
 from ..passes.evidence import cite_apple_authoring_rules, cite_m4_study
 from ..passes.examples import build_program, make_weight
 from ..utils.text_format import format_count

@@ -5,35 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
-from coremltools.converters.mil.mil import (
-    Block,
-    Builder,
-    Function,
-    Operation,
-    Program,
-    Var,
-    mil_list,
-    types,
-)
+from coremltools.converters.mil.mil import Block, Builder, Function, Operation, Program, Var, mil_list, types
 from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry
 
 from ..ane.op_support import OpSupport, find_dynamic_inputs
-from ..ir.query import (
-    get_contradiction,
-    get_flat_inputs,
-    is_const,
-    is_opaque,
-    is_used,
-    plain_type,
-)
+from ..ir.query import get_contradiction, get_flat_inputs, is_const, is_opaque, is_used, plain_type
 from ..passes.contract import BlockRule, Example, Hit, Miss, Rule
-from ..passes.evidence import (
-    Vendor,
-    cite_2020_layer_list,
-    cite_m4_study,
-    cite_private_route,
-    cite_surgery_tip,
-)
+from ..passes.evidence import Vendor, cite_2020_layer_list, cite_m4_study, cite_private_route, cite_surgery_tip
 from ..passes.examples import build_program, make_example
 from ..passes.severity import Severity
 from ..utils.text_format import format_count

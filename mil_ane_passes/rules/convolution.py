@@ -13,11 +13,7 @@ from ..ane.limits import collect_evidence, find_exceeded_limit, find_limit
 from ..ane.partitions import iterate_rows_by_function
 from ..ir.query import get_const_value, is_compressed, is_const, is_symbolic
 from ..passes.contract import Community, Example, Hit, Miss, PlanRule, Rule, Severity
-from ..passes.evidence import (
-    cite_2020_layer_list,
-    cite_apple_authoring_rules,
-    cite_m4_study,
-)
+from ..passes.evidence import cite_2020_layer_list, cite_apple_authoring_rules, cite_m4_study
 from ..passes.examples import build_program, make_example, make_weight
 from ..passes.plan import Plan
 from ..passes.targets import Gate

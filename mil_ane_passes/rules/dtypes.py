@@ -7,16 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
-from coremltools.converters.mil.mil import (
-    Block,
-    Builder,
-    Function,
-    ListVar,
-    Operation,
-    Program,
-    Var,
-    types,
-)
+from coremltools.converters.mil.mil import Block, Builder, Function, ListVar, Operation, Program, Var, types
 
 from ..ane.op_support import find_dynamic_inputs
 from ..ir.large_values import list_groups, merge_groups
@@ -30,12 +21,7 @@ from ..ir.query import (
     iterate_nested_ops,
 )
 from ..passes.contract import BlockRule, Example, Hit, Miss, Severity, Vendor
-from ..passes.evidence import (
-    cite_m4_study,
-    cite_private_quirk,
-    cite_private_route,
-    cite_surgery_tip,
-)
+from ..passes.evidence import cite_m4_study, cite_private_quirk, cite_private_route, cite_surgery_tip
 from ..passes.examples import build_program, make_example, make_weight
 from ..utils.text_format import format_count
 from ._transitive_readers import find_transitive_readers, is_integer_or_bool

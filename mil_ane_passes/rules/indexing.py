@@ -7,43 +7,18 @@ from typing import Any
 
 import coremltools as ct
 import numpy as np
-from coremltools.converters.mil.mil import (
-    Builder,
-    Function,
-    Operation,
-    Program,
-    Var,
-    types,
-)
+from coremltools.converters.mil.mil import Builder, Function, Operation, Program, Var, types
 
 from ..ane.op_support import BEFORE_M4, M1_TO_M5, find_dynamic_inputs
 from ..ane.partitions import iterate_rows_by_function
 from ..ir.integer_bounds import can_hold_integers, find_integer_bounds
 from ..ir.query import get_consumers, is_compressed, is_const, is_symbolic, is_used
-from ..passes.contract import (
-    Community,
-    Example,
-    Hit,
-    Miss,
-    PlanRule,
-    Rule,
-    Severity,
-    Vendor,
-)
-from ..passes.evidence import (
-    cite_2020_layer_list,
-    cite_m1_gpt_notes,
-    cite_m4_study,
-    cite_private_route,
-)
+from ..passes.contract import Community, Example, Hit, Miss, PlanRule, Rule, Severity, Vendor
+from ..passes.evidence import cite_2020_layer_list, cite_m1_gpt_notes, cite_m4_study, cite_private_route
 from ..passes.examples import build_program, make_example, make_weight
 from ..passes.plan import Plan
 from ._plan_rules import format_op_name
-from ._transitive_readers import (
-    DATA_MOVEMENT_OPS,
-    find_transitive_readers,
-    is_integer_or_bool,
-)
+from ._transitive_readers import DATA_MOVEMENT_OPS, find_transitive_readers, is_integer_or_bool
 from ._unsupported_ops import format_chips, is_any_admitted, make_unsupported_hit
 
 _OTHER_GATHERS = ("gather_nd", "gather_along_axis")

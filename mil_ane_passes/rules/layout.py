@@ -5,41 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from math import prod
 
-from coremltools.converters.mil.mil import (
-    Block,
-    Builder,
-    Function,
-    Operation,
-    Program,
-    Var,
-    types,
-)
+from coremltools.converters.mil.mil import Block, Builder, Function, Operation, Program, Var, types
 
 from ..ane.limits import find_limit
 from ..ane.partitions import iterate_rows_by_function
-from ..ir.query import (
-    get_const_value,
-    get_consumers,
-    get_itemsize,
-    get_static_shape,
-    get_type_info,
-    is_opaque,
-)
-from ..passes.contract import (
-    BlockRule,
-    Community,
-    Example,
-    Hit,
-    Miss,
-    PlanRule,
-    Severity,
-    Vendor,
-)
-from ..passes.evidence import (
-    cite_apple_authoring_rules,
-    cite_m4_study,
-    cite_surgery_tip,
-)
+from ..ir.query import get_const_value, get_consumers, get_itemsize, get_static_shape, get_type_info, is_opaque
+from ..passes.contract import BlockRule, Community, Example, Hit, Miss, PlanRule, Severity, Vendor
+from ..passes.evidence import cite_apple_authoring_rules, cite_m4_study, cite_surgery_tip
 from ..passes.examples import build_program, make_example
 from ..passes.layout import compute_padded_bytes, format_bytes
 from ..passes.plan import Plan, Row

@@ -10,16 +10,7 @@ from coremltools.converters.mil.mil.types.symbolic import any_symbolic
 
 from ..ane.partitions import iterate_rows_by_function
 from ..ir.query import get_const_value, is_opaque
-from ..passes.contract import (
-    Community,
-    Example,
-    Hit,
-    Miss,
-    PlanRule,
-    Rule,
-    Severity,
-    Vendor,
-)
+from ..passes.contract import Community, Example, Hit, Miss, PlanRule, Rule, Severity, Vendor
 from ..passes.examples import build_program
 from ..passes.plan import Plan
 from ..utils.text_format import format_count

@@ -10,15 +10,7 @@ from coremltools.converters.mil.mil import Builder, Operation, Program, Var, typ
 
 from ..ir.bounds import bound_magnitude, get_measured_range
 from ..ir.query import get_const_value, get_consumers, is_const
-from ..passes.contract import (
-    FP32_UNSUPPORTED_REASON,
-    Community,
-    Example,
-    Hit,
-    Miss,
-    Rule,
-    Severity,
-)
+from ..passes.contract import FP32_UNSUPPORTED_REASON, Community, Example, Hit, Miss, Rule, Severity
 from ..passes.evidence import cite_m4_study, cite_private_route, cite_surgery_tip
 from ..passes.examples import build_program, make_example, make_weight
 

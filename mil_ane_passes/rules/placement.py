@@ -7,36 +7,15 @@ from itertools import pairwise
 
 from coremltools.converters.mil.mil import Block, Builder, Function, Var
 
-from ..ane.partitions import (
-    CpuPartition,
-    StrandedOps,
-    find_cpu_partitions,
-    find_stranded_ops,
-    iterate_rows_by_function,
-)
+from ..ane.partitions import CpuPartition, StrandedOps, find_cpu_partitions, find_stranded_ops, iterate_rows_by_function
 from ..ane.segments import find_cheapest_partition
 from ..ir.query import get_flat_inputs
-from ..passes.contract import (
-    BlockRule,
-    Community,
-    Example,
-    Hit,
-    Miss,
-    PlanRule,
-    Severity,
-)
+from ..passes.contract import BlockRule, Community, Example, Hit, Miss, PlanRule, Severity
 from ..passes.evidence import cite_2020_layer_list, cite_private_quirk
 from ..passes.examples import make_example
 from ..passes.plan import ENTER_ANE_MS, TRANSITION_MS, Plan, Row
 from ..utils.text_format import format_count, format_duration
-from ._plan_rules import (
-    COST_MODEL,
-    format_list,
-    format_op_name,
-    format_op_range,
-    format_op_types,
-    make_chain_builder,
-)
+from ._plan_rules import COST_MODEL, format_list, format_op_name, format_op_range, format_op_types, make_chain_builder
 
 _MAX_PARTITIONS_NAMED = 4
 "Maximum number of CPU partitions that a finding names."

@@ -9,12 +9,7 @@ from coremltools.converters.mil.mil import Builder, Operation, Program
 from ..ane.limits import MAX_POOL_SIDE, collect_evidence, find_exceeded_limit
 from ..ir.query import get_const_value
 from ..passes.contract import Community, Example, Hit, Miss, Rule
-from ..passes.evidence import (
-    cite_2020_layer_list,
-    cite_apple_authoring_rules,
-    cite_m4_study,
-    cite_private_route,
-)
+from ..passes.evidence import cite_2020_layer_list, cite_apple_authoring_rules, cite_m4_study, cite_private_route
 from ..passes.examples import build_program
 from ..passes.targets import Gate, format_generations
 from ._sizes import read_kernel_size, select_generations

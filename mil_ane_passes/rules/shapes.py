@@ -5,49 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from coremltools.converters.mil.mil import (
-    Block,
-    Builder,
-    Operation,
-    Program,
-    Var,
-    types,
-)
+from coremltools.converters.mil.mil import Block, Builder, Operation, Program, Var, types
 from coremltools.converters.mil.mil.types.symbolic import any_symbolic, is_symbolic
 
-from ..ane.limits import (
-    ExceededLimit,
-    collect_evidence,
-    find_exceeded_limit,
-    find_limit,
-)
+from ..ane.limits import ExceededLimit, collect_evidence, find_exceeded_limit, find_limit
 from ..ane.op_support import BEFORE_M4
 from ..ane.partitions import iterate_rows_by_function
 from ..ir.large_values import Shape, group_ops_by_large_values
-from ..ir.query import (
-    get_const_value,
-    get_consumers,
-    get_type_info,
-    is_compressed,
-    is_const,
-)
-from ..passes.contract import (
-    BlockRule,
-    Community,
-    Example,
-    Hit,
-    Miss,
-    PlanRule,
-    Rule,
-    Severity,
-    Vendor,
-)
-from ..passes.evidence import (
-    cite_2020_layer_list,
-    cite_m1_gpt_notes,
-    cite_m4_study,
-    cite_surgery_tip,
-)
+from ..ir.query import get_const_value, get_consumers, get_type_info, is_compressed, is_const
+from ..passes.contract import BlockRule, Community, Example, Hit, Miss, PlanRule, Rule, Severity, Vendor
+from ..passes.evidence import cite_2020_layer_list, cite_m1_gpt_notes, cite_m4_study, cite_surgery_tip
 from ..passes.examples import build_program, make_example, make_weight
 from ..passes.plan import Plan, Row
 from ..passes.targets import Generation

@@ -6,28 +6,11 @@ from collections.abc import Callable, Iterable, Iterator
 
 import coremltools as ct
 import numpy as np
-from coremltools.converters.mil.mil import (
-    Block,
-    Builder,
-    Function,
-    Operation,
-    Program,
-    Var,
-    types,
-)
+from coremltools.converters.mil.mil import Block, Builder, Function, Operation, Program, Var, types
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
 from ..ir.query import get_consumers, is_const
-from ..passes.contract import (
-    BlockRule,
-    Community,
-    Example,
-    Hit,
-    Measured,
-    Miss,
-    Severity,
-    Vendor,
-)
+from ..passes.contract import BlockRule, Community, Example, Hit, Measured, Miss, Severity, Vendor
 from ..passes.examples import make_example
 from ..passes.targets import format_generations
 from ..utils.text_format import join_names

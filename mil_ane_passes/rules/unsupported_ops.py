@@ -13,12 +13,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Program, Var, types
 
 from ..passes.contract import Example
-from ..passes.examples import (
-    build_mask_program,
-    build_program,
-    make_example,
-    make_weight,
-)
+from ..passes.examples import build_mask_program, build_program, make_example, make_weight
 from ..passes.targets import Gate
 from ._unsupported_ops import UnsupportedOps
 

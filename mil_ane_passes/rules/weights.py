@@ -8,34 +8,12 @@ from typing import Any
 
 import coremltools as ct
 import numpy as np
-from coremltools.converters.mil.mil import (
-    Block,
-    Builder,
-    Operation,
-    Program,
-    Var,
-    types,
-)
+from coremltools.converters.mil.mil import Block, Builder, Operation, Program, Var, types
 
 from ..ane.op_support import M4
 from ..ane.partitions import iterate_rows_by_function
-from ..ir.query import (
-    count_stored_bytes,
-    get_const_value,
-    get_type_info,
-    is_compressed,
-    is_const,
-)
-from ..passes.contract import (
-    Community,
-    Example,
-    Hit,
-    Miss,
-    PlanRule,
-    Rule,
-    Severity,
-    Vendor,
-)
+from ..ir.query import count_stored_bytes, get_const_value, get_type_info, is_compressed, is_const
+from ..passes.contract import Community, Example, Hit, Miss, PlanRule, Rule, Severity, Vendor
 from ..passes.examples import build_program, make_example, make_weight
 from ..passes.plan import Plan
 from ._sizes import select_generations

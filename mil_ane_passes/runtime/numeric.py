@@ -17,13 +17,7 @@ import numpy as np
 import torch
 from coremltools.converters.mil.mil import types
 
-from ..utils.mapped_files import (
-    check_file_of,
-    is_mapped,
-    iterate_chunks,
-    read_once,
-    release_pages,
-)
+from ..utils.mapped_files import check_file_of, is_mapped, iterate_chunks, read_once, release_pages
 
 __all__ = [
     "HUGE",

@@ -13,9 +13,7 @@ from typing import Any
 
 import coremltools as ct
 import numpy as np
-from coremltools.converters.mil.frontend.milproto.load import (
-    load as load_with_coremltools,
-)
+from coremltools.converters.mil.frontend.milproto.load import load as load_with_coremltools
 from coremltools.converters.mil.mil import Builder, Program, types
 from coremltools.converters.mil.mil.passes.pass_pipeline import PassPipelineManager
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
@@ -31,29 +29,10 @@ from ..ir.printer import format_function_body, format_program
 from ..ir.query import iterate_ops
 from ..ir.value_ranges import Measure, MeasuredRanges, Range
 from ..package import load, save
-from ..passes.contract import (
-    BlockRewrite,
-    Exactness,
-    Example,
-    Miss,
-    PlanRule,
-    ProgramRewrite,
-    Rewrite,
-    Rule,
-)
-from ..passes.engine import (
-    PassTrace,
-    apply_rewrite,
-    find_matches,
-    iterate_hits_and_misses,
-)
+from ..passes.contract import BlockRewrite, Exactness, Example, Miss, PlanRule, ProgramRewrite, Rewrite, Rule
+from ..passes.engine import PassTrace, apply_rewrite, find_matches, iterate_hits_and_misses
 from ..passes.pass_trace import record_result
-from ..passes.rule_class import (
-    assign_default_name,
-    find_flaw,
-    format_class_location,
-    is_own_rule,
-)
+from ..passes.rule_class import assign_default_name, find_flaw, format_class_location, is_own_rule
 from ..runtime import Runtime
 from ..utils.errors import InputError
 from . import program_variants

@@ -11,14 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from coremltools.converters.mil.mil import (
-    Block,
-    Builder,
-    Operation,
-    Program,
-    Var,
-    types,
-)
+from coremltools.converters.mil.mil import Block, Builder, Operation, Program, Var, types
 from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 

@@ -6,16 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from coremltools.converters.mil.mil import (
-    Block,
-    Builder,
-    Function,
-    Operation,
-    Program,
-    Var,
-    mil_list,
-    types,
-)
+from coremltools.converters.mil.mil import Block, Builder, Function, Operation, Program, Var, mil_list, types
 from coremltools.converters.mil.mil.program import get_new_symbol
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 

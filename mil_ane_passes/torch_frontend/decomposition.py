@@ -218,12 +218,8 @@ def _has_lowering(op: Any) -> bool:
 def _convert_graph(context: Any, graph: Any, tensors: list[Var]) -> Any:
     """Convert the graph's nodes in the context; return the Var (or list of Vars) that it returns."""
     import torch
-    from coremltools.converters.mil.frontend.torch.internal_graph import (
-        InternalTorchIRNode,
-    )
-    from coremltools.converters.mil.frontend.torch.torch_op_registry import (
-        _TORCH_OPS_REGISTRY,
-    )
+    from coremltools.converters.mil.frontend.torch.internal_graph import InternalTorchIRNode
+    from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
 
     prefix = f"decomposed{next(_prefix_numbers)}_"
     places = iter(tensors)

@@ -107,9 +107,7 @@ def _run_script(model: Any, given: Any, arguments: Sequence[Any]) -> tuple[Any, 
     Each value is copied where it is computed, since later ops may write into it.
     """
     import torch
-    from coremltools.converters.mil.frontend.torch.torchscript_utils import (
-        _expand_and_optimize_ir,
-    )
+    from coremltools.converters.mil.frontend.torch.torchscript_utils import _expand_and_optimize_ir
 
     graph, _, _ = _expand_and_optimize_ir(model)
     names = _map_in_place_names(graph, model)

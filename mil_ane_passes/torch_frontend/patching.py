@@ -159,9 +159,6 @@ def _contains_lowering(host: Callable[..., Any], registry: Any, kind: str) -> bo
 
 
 def _find_patched_lowering(kind: str) -> Lowering | None:
-    from coremltools.converters.mil.frontend.torch.utils import (
-        sanitize_op_kind,
-        unify_inplace_and_functional,
-    )
+    from coremltools.converters.mil.frontend.torch.utils import sanitize_op_kind, unify_inplace_and_functional
 
     return _lowerings.get(unify_inplace_and_functional(sanitize_op_kind(kind)))

@@ -45,9 +45,7 @@ def _reject_record(record: logging.LogRecord) -> bool:
 
 def is_lowered_by_coremltools(kind: str) -> bool:
     """Return whether coremltools has a lowering for this op kind."""
-    from coremltools.converters.mil.frontend.torch.torch_op_registry import (
-        _TORCH_OPS_REGISTRY,
-    )
+    from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
 
     return kind in _TORCH_OPS_REGISTRY.name_to_func_mapping
 

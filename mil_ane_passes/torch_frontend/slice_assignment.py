@@ -16,9 +16,7 @@ import numpy as np
 from coremltools.converters.mil._deployment_compatibility import AvailableTarget
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
-from coremltools.converters.mil.mil.block import (
-    is_current_opset_version_compatible_with,
-)
+from coremltools.converters.mil.mil.block import is_current_opset_version_compatible_with
 
 from .lowering import cast_to, get_dims, make_range, to_size_vector, to_tensor
 

@@ -10,14 +10,7 @@ from dataclasses import dataclass, field
 
 from coremltools.converters.mil.mil import Function, Operation, Program, Var, types
 
-from ..ir.query import (
-    get_const_value,
-    get_consumers,
-    get_flat_inputs,
-    get_static_shape,
-    is_compressed,
-    is_const,
-)
+from ..ir.query import get_const_value, get_consumers, get_flat_inputs, get_static_shape, is_compressed, is_const
 from ..package.interface import get_feature
 from ..utils.errors import InputError
 from ..utils.option_spelling import format_option_values

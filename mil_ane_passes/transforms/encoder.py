@@ -14,13 +14,7 @@ from coremltools.converters.mil.mil import Function, Operation, Program, Var, ty
 from ..ir.block_editor import BlockEditor
 from ..ir.builder import RewriteBuilder, UniqueNames
 from ..ir.coremltools_internals import set_stored_type
-from ..ir.query import (
-    get_consumers,
-    get_flat_inputs,
-    is_compressed,
-    is_const,
-    wraps_negatives,
-)
+from ..ir.query import get_consumers, get_flat_inputs, is_compressed, is_const, wraps_negatives
 from ..ir.type_inference import infer_types
 from ..package.interface import get_feature
 from ..utils.errors import InputError

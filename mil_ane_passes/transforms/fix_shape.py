@@ -20,20 +20,8 @@ from ..ir.builder import RewriteBuilder, UniqueNames
 from ..ir.clone import clone_function
 from ..ir.compressed_weights import explain_axis_obstacle, insert_unit_axis
 from ..ir.constants import make_const
-from ..ir.query import (
-    get_flat_inputs,
-    get_itemsize,
-    is_compressed,
-    is_const,
-    iterate_nested_ops,
-    plain_type,
-)
-from ..package.interface import (
-    describe_feature,
-    get_feature,
-    get_predicted_names,
-    get_specification_version,
-)
+from ..ir.query import get_flat_inputs, get_itemsize, is_compressed, is_const, iterate_nested_ops, plain_type
+from ..package.interface import describe_feature, get_feature, get_predicted_names, get_specification_version
 from ..package.names import rename_var
 from ..package.origin import get_file_inputs
 from ..passes.interface_change import InterfaceChange

@@ -8,12 +8,7 @@ from typing import Literal
 
 from coremltools.converters.mil.mil import Function, Var, types
 
-from ..ir.interface_casts import (
-    FLOAT_TYPES,
-    find_retype_obstacle,
-    retype_input,
-    retype_output,
-)
+from ..ir.interface_casts import FLOAT_TYPES, find_retype_obstacle, retype_input, retype_output
 from ..package.interface import get_feature, get_specification_version
 from ..passes.interface_change import change_dtype
 from ..utils.errors import InputError

@@ -21,13 +21,7 @@ from ..utils.option_spelling import format_option_values
 from .contract import Draft, EditRecord, Transform
 from .dead_ops import find_dead_ops, find_unread_updates, remove_dead_ops
 from .names import check_identifier
-from .state_flow import (
-    find_state_obstacle,
-    forward_stores,
-    get_window,
-    join_stores,
-    thread_state,
-)
+from .state_flow import find_state_obstacle, forward_stores, get_window, join_stores, thread_state
 
 __all__ = ["MergeStates", "find_channels"]
 

@@ -15,11 +15,7 @@ from coremltools.converters.mil.mil import Function, Operation, Placeholder, Var
 
 from ..ir.block_editor import BlockEditor
 from ..ir.builder import RewriteBuilder, UniqueNames
-from ..ir.coremltools_internals import (
-    add_function_input,
-    remove_function_input,
-    set_stored_type,
-)
+from ..ir.coremltools_internals import add_function_input, remove_function_input, set_stored_type
 from ..ir.query import get_consumers, is_used
 from ..package.interface import describe_feature, get_feature
 from ..passes.interface_change import InterfaceChange
@@ -30,13 +26,7 @@ from .contract import Draft, EditRecord, Transform
 from .dead_ops import find_dead_ops, find_unread_updates, remove_dead_ops
 from .fix_shape import fix_feature_shape, format_shape
 from .names import strip_percent
-from .padded_values import (
-    ImpossibleLength,
-    LengthSamples,
-    Refusal,
-    choose_compared_deficits,
-    sample_deficits,
-)
+from .padded_values import ImpossibleLength, LengthSamples, Refusal, choose_compared_deficits, sample_deficits
 from .padding import MASKED, Pad, Padding, get_uniform
 from .shape_inference import get_sizes
 from .state_flow import get_window

@@ -12,12 +12,7 @@ from typing import Any
 from coremltools.converters.mil.mil import Block, Function, Operation, Var, types
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
-from ..ir.coremltools_internals import (
-    evaluate_op,
-    get_typed_value,
-    set_stored_type,
-    set_typed_value,
-)
+from ..ir.coremltools_internals import evaluate_op, get_typed_value, set_stored_type, set_typed_value
 from ..ir.query import get_flat_inputs, is_opaque
 from ..ir.type_inference import infer_types, refine_type
 from ..package.limits import EvaluationBudget, count_elements

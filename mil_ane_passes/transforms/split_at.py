@@ -9,15 +9,7 @@ from itertools import pairwise, product
 from typing import Any, NamedTuple
 
 from coremltools import proto
-from coremltools.converters.mil.mil import (
-    Builder,
-    Function,
-    Operation,
-    Placeholder,
-    Var,
-    get_new_symbol,
-    types,
-)
+from coremltools.converters.mil.mil import Builder, Function, Operation, Placeholder, Var, get_new_symbol, types
 
 from ..ir.block_editor import BlockEditor
 from ..ir.clone import clone_function

@@ -14,7 +14,7 @@ from coremltools.converters.mil.mil import Function, Operation, Var, types
 
 from ..ir.block_editor import rebind_inputs
 from ..ir.builder import RewriteBuilder, UniqueNames
-from ..ir.query import get_consumers, get_static_shape, is_const
+from ..ir.query import get_consumers, get_flat_inputs, get_static_shape, is_const
 from ..utils.errors import InputError
 from ..utils.option_spelling import format_option, format_option_values
 from .contract import Draft, EditRecord, Transform
@@ -194,6 +194,8 @@ def find_boundary(function: Function, names: Sequence[str]) -> dict[Var, list[Op
 def _replace_booleans(function: Function, boundary: Mapping[Var, list[Operation]]) -> list[Var]:
     """Return the values of a boundary, with a float (1 for true) in place of each boolean; its readers compare it.
 
+    Booleans that are read inside of blocks stay as they are.
+
     The ANE does not read booleans and integers from memory; it computes comparisons of floats.
     """
     found = []
@@ -201,7 +203,8 @@ def _replace_booleans(function: Function, boundary: Mapping[Var, list[Operation]
     with function:
         mb = RewriteBuilder(function, UniqueNames(function))
         for var, readers in boundary.items():
-            if not types.is_tensor(var.sym_type) or var.dtype != types.bool:
+            in_blocks = any(var not in get_flat_inputs(reader) for reader in readers)
+            if not types.is_tensor(var.sym_type) or var.dtype != types.bool or in_blocks:
                 found.append(var)
                 continue
             first = next(op for op in function.operations if op in readers)

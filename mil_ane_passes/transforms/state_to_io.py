@@ -19,14 +19,7 @@ from .contract import Draft, EditRecord, Transform
 from .dead_ops import find_dead_ops, find_unread_updates, remove_dead_ops
 from .expose import can_have_fp16_interface
 from .names import make_unknown_name_error
-from .state_flow import (
-    Window,
-    find_state_obstacle,
-    forward_stores,
-    get_window,
-    join_stores,
-    thread_state,
-)
+from .state_flow import Window, find_state_obstacle, forward_stores, get_window, join_stores, thread_state
 
 __all__ = ["StateToIo"]
 

@@ -7,27 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from coremltools.converters.mil.mil import (
-    Function,
-    Operation,
-    Placeholder,
-    Program,
-    Var,
-    types,
-)
+from coremltools.converters.mil.mil import Function, Operation, Placeholder, Program, Var, types
 
 from ..ir.block_editor import BlockEditor
 from ..ir.builder import RewriteBuilder, UniqueNames
 from ..ir.constants import is_stored_alike
 from ..ir.coremltools_internals import add_function_input, remove_function_input
-from ..ir.query import (
-    get_consumers,
-    get_static_shape,
-    is_compressed,
-    is_const,
-    iterate_nested_ops,
-    wraps_negatives,
-)
+from ..ir.query import get_consumers, get_static_shape, is_compressed, is_const, iterate_nested_ops, wraps_negatives
 from ..passes.interface_change import InterfaceChange
 from ..utils.errors import InputError
 from ..utils.option_spelling import format_option, format_option_values

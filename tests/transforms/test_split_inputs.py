@@ -107,6 +107,21 @@ def test_values_that_blocks_read_cross(together):
     assert list(parts[1].program.functions["main"].inputs)[:2] == ["x", "number"]
 
 
+def test_a_boolean_that_a_block_reads_crosses_once():
+    @mb.program(input_specs=[mb.TensorSpec((2,)), mb.TensorSpec((2,), dtype=types.int32)],
+                opset_version=ct.target.iOS17)
+    def program(x, n):
+        mask = mb.greater(x=n, y=np.int32(1), name="mask")
+        positive = mb.greater(x=mb.reduce_sum(x=x, axes=[0], keep_dims=False), y=np.float32(0))
+        chosen = mb.cond(pred=positive, _true_fn=lambda: mb.select(cond=mask, a=x, b=np.zeros(2, np.float32)),
+                         _false_fn=lambda: mb.mul(x=x, y=np.float32(2)))
+        return mb.add(x=chosen, y=mb.select(cond=mask, a=x, b=np.ones(2, np.float32)), name="out")
+
+    parts = apply_transforms(Draft(clone_program(program), "a program"), [SplitInputs(["n"], None, True)])
+    assert compare_across_interfaces(program, parts).equal
+    assert list(parts[1].program.functions["main"].inputs) == ["x", "mask_int32"]
+
+
 def test_the_command_writes_both_packages(tmp_path, capsys):
     source = make(tmp_path / "source.mlpackage", model(), ct.target.iOS17, pass_pipeline=ct.PassPipeline.EMPTY)
     arguments = ["edit", str(source), "-o", str(tmp_path / "out.mlpackage"), "--split-inputs", "ids", "position"]

@@ -13,13 +13,7 @@ from coremltools.converters.mil.mil import Var, types
 from coremltools.converters.mil.mil.block import curr_block
 
 from ...utils.errors import InputError
-from ..layer_converter import (
-    LayerContext,
-    cast,
-    format_cause,
-    get_layer_kind,
-    register_layer,
-)
+from ..layer_converter import LayerContext, cast, format_cause, get_layer_kind, register_layer
 from .elementwise import to_bool
 
 BREAK, CONTINUE, _COUNTER = "\0break", "\0continue", "\0counter"

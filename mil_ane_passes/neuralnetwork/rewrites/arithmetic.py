@@ -14,14 +14,7 @@ import numpy as np
 from ...passes.contract import Exactness
 from ..layer_converter import get_layer_kind
 from ..layer_rewriting import Replacement, Result, rewrite_layer
-from ..network_view import (
-    Array,
-    NetworkView,
-    Shape,
-    make_layer,
-    read_floats,
-    write_floats,
-)
+from ..network_view import Array, NetworkView, Shape, make_layer, read_floats, write_floats
 
 _SUMS = ("", "B", "C", "HW", "CHW", "BC", "BHW", "BCHW")
 "The axes that the second value of a classic Add or Multiply may have; its others are 1."

@@ -7,12 +7,7 @@ from typing import Any
 
 from ...passes.contract import Exactness
 from ..layer_rewriting import Replacement, Result, rewrite_layer
-from ..layer_rules import (
-    MAX_POOL_SIDE,
-    MAX_POOL_STRIDE,
-    MAX_UPSAMPLING,
-    get_layer_rules,
-)
+from ..layer_rules import MAX_POOL_SIDE, MAX_POOL_STRIDE, MAX_UPSAMPLING, get_layer_rules
 from ..network_view import NetworkView, make_layer
 
 _MAX_STEPS = 8

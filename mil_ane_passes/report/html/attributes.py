@@ -14,12 +14,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Operation, Var, types
 
 from ...ir.printer import format_literal, format_type, is_literal
-from ...ir.query import (
-    count_stored_bytes,
-    is_compressed,
-    is_const,
-    is_const_or_compressed,
-)
+from ...ir.query import count_stored_bytes, is_compressed, is_const, is_const_or_compressed
 
 __all__ = ["AttributeTable"]
 

@@ -7,15 +7,7 @@ from typing import ClassVar
 
 from coremltools.converters.mil.mil import Operation, types
 
-from ...passes.contract import (
-    FP32_UNSUPPORTED_REASON,
-    Community,
-    Evidence,
-    Exactness,
-    Hit,
-    Miss,
-    Rewrite,
-)
+from ...passes.contract import FP32_UNSUPPORTED_REASON, Community, Evidence, Exactness, Hit, Miss, Rewrite
 from ...passes.evidence import cite_m4_study, cite_private_route
 from ...rules.unsupported_ops import ElementaryFunctions
 

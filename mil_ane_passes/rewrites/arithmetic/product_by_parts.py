@@ -9,14 +9,7 @@ from coremltools.converters.mil.mil import Operation, Var, types
 
 from ...ir.builder import RewriteBuilder
 from ...ir.query import get_const_value, is_symbolic
-from ...passes.contract import (
-    FP32_UNSUPPORTED_REASON,
-    Exactness,
-    Example,
-    Hit,
-    Miss,
-    Rewrite,
-)
+from ...passes.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_m4_study
 from ...passes.examples import make_op_example
 from ...rules.unsupported_ops import Product

@@ -12,14 +12,7 @@ from ...ane.limits import collect_evidence, find_limit
 from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.query import get_const_value, is_compressed, is_const, is_symbolic
 from ...ir.weight_cuts import slice_weight
-from ...passes.contract import (
-    FP32_UNSUPPORTED_REASON,
-    Exactness,
-    Example,
-    Hit,
-    Miss,
-    Rewrite,
-)
+from ...passes.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.examples import make_example, make_weight
 from ...passes.targets import format_generations
 from ...rules.shapes import MatmulInnerDimension

@@ -13,15 +13,7 @@ from ...ane.latency_parameters import find_chips
 from ...ane.latency_terms import compute_terms
 from ...ir.builder import RewriteBuilder
 from ...ir.weight_cuts import find_cut_unit
-from ...passes.contract import (
-    Community,
-    Exactness,
-    Example,
-    Hit,
-    Miss,
-    Rewrite,
-    Severity,
-)
+from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite, Severity
 from ...passes.examples import make_example, make_weight
 from .._weights import split_aligned
 from ._sums_of_parts import (

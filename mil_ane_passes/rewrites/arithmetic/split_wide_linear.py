@@ -15,15 +15,7 @@ from ...ane.limits import collect_evidence, find_limit
 from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.query import get_const_value, is_compressed, is_const
 from ...ir.weight_cuts import cut_weight, find_cut_unit, slice_weight
-from ...passes.contract import (
-    FP32_UNSUPPORTED_REASON,
-    Community,
-    Exactness,
-    Example,
-    Hit,
-    Miss,
-    Rewrite,
-)
+from ...passes.contract import FP32_UNSUPPORTED_REASON, Community, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_m1_gpt_notes
 from ...passes.examples import make_example, make_weight
 from ...passes.targets import parse_target

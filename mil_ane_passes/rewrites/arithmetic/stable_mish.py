@@ -10,22 +10,9 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Var, types
 
 from ...ir.builder import RewriteBuilder
-from ...passes.contract import (
-    Community,
-    Exactness,
-    Example,
-    Hit,
-    Measured,
-    Miss,
-    Rewrite,
-    Severity,
-)
+from ...passes.contract import Community, Exactness, Example, Hit, Measured, Miss, Rewrite, Severity
 from ...passes.examples import make_example
-from ..normalization._log_exp_patterns import (
-    find_softplus_miss,
-    find_softplus_operand,
-    is_made_by,
-)
+from ..normalization._log_exp_patterns import find_softplus_miss, find_softplus_operand, is_made_by
 
 
 class StableMish(Rewrite):

@@ -10,16 +10,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Var, types
 
 from ...ir.builder import RewriteBuilder
-from ...passes.contract import (
-    Community,
-    Exactness,
-    Example,
-    Hit,
-    Measured,
-    Miss,
-    Rewrite,
-    Severity,
-)
+from ...passes.contract import Community, Exactness, Example, Hit, Measured, Miss, Rewrite, Severity
 from ...passes.examples import make_example, make_op_example
 from ..normalization._log_exp_patterns import find_log1p_exp_operand, find_softplus_miss
 

@@ -11,23 +11,8 @@ from coremltools.converters.mil.mil import Block, Builder, Operation, Var, types
 
 from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.large_values import group_by_shared_values
-from ...ir.query import (
-    get_const_value,
-    get_consumers,
-    get_static_shape,
-    is_const,
-    is_opaque,
-)
-from ...passes.contract import (
-    BlockRewrite,
-    Community,
-    Exactness,
-    Example,
-    Hit,
-    Miss,
-    Severity,
-    Vendor,
-)
+from ...ir.query import get_const_value, get_consumers, get_static_shape, is_const, is_opaque
+from ...passes.contract import BlockRewrite, Community, Exactness, Example, Hit, Miss, Severity, Vendor
 from ...passes.evidence import cite_apple_authoring_rules, cite_m4_study
 from ...passes.examples import make_example, make_weight
 from ...rules.attention import SequenceLinears

@@ -12,22 +12,8 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Var
 
 from ...ir.builder import RewriteBuilder, rebuild_op
-from ...ir.query import (
-    get_const_value,
-    get_consumers,
-    get_static_shape,
-    is_opaque,
-    is_symbolic,
-)
-from ...passes.contract import (
-    Community,
-    Exactness,
-    Example,
-    Hit,
-    Miss,
-    Rewrite,
-    Severity,
-)
+from ...ir.query import get_const_value, get_consumers, get_static_shape, is_opaque, is_symbolic
+from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite, Severity
 from ...passes.examples import make_example, make_weight
 from ._repeated_heads import (
     RepeatedHeads,

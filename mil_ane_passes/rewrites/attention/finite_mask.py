@@ -12,23 +12,8 @@ import numpy as np
 from coremltools.converters.mil.mil import Block, Builder, Operation, Var, types
 
 from ...ir.builder import RewriteBuilder, rebuild_op
-from ...ir.query import (
-    get_consumers,
-    get_type_info,
-    is_const,
-    is_opaque,
-    iterate_ops_inside_out,
-)
-from ...passes.contract import (
-    BlockRewrite,
-    Community,
-    Exactness,
-    Example,
-    Hit,
-    Miss,
-    Severity,
-    Vendor,
-)
+from ...ir.query import get_consumers, get_type_info, is_const, is_opaque, iterate_ops_inside_out
+from ...passes.contract import BlockRewrite, Community, Exactness, Example, Hit, Miss, Severity, Vendor
 from ...passes.evidence import cite_apple_authoring_rules
 from ...passes.examples import make_example, make_weight
 from ...utils.errors import InputError

@@ -20,16 +20,7 @@ from ...ir.query import (
     is_symbolic,
     iterate_nested_ops,
 )
-from ...passes.contract import (
-    FP32_UNSUPPORTED_REASON,
-    Community,
-    Exactness,
-    Example,
-    Hit,
-    Miss,
-    Rewrite,
-    Severity,
-)
+from ...passes.contract import FP32_UNSUPPORTED_REASON, Community, Exactness, Example, Hit, Miss, Rewrite, Severity
 from ...passes.evidence import cite_apple_authoring_rules
 from ...passes.examples import make_example
 from ...passes.layout import format_bytes

@@ -14,14 +14,7 @@ import numpy as np
 from coremltools.converters.mil.mil import ListVar, Operation, Var, types
 
 from ...ir.coremltools_internals import evaluate_op, get_typed_value, set_typed_value
-from ...ir.query import (
-    DATA_MOVEMENT_OPS,
-    get_consumers,
-    get_flat_inputs,
-    get_itemsize,
-    get_type_info,
-    is_opaque,
-)
+from ...ir.query import DATA_MOVEMENT_OPS, get_consumers, get_flat_inputs, get_itemsize, get_type_info, is_opaque
 
 _EXACT_OPS = DATA_MOVEMENT_OPS | {
     "broadcast_to", "fill", "fill_like", "gather_along_axis", "gather_nd", "pad", "slice_update",

@@ -7,23 +7,10 @@ from itertools import dropwhile
 
 import coremltools as ct
 import numpy as np
-from coremltools.converters.mil.mil import (
-    Block,
-    Builder,
-    Function,
-    Operation,
-    Program,
-    Var,
-    types,
-)
+from coremltools.converters.mil.mil import Block, Builder, Function, Operation, Program, Var, types
 
 from ...ir.builder import RewriteBuilder
-from ...ir.query import (
-    get_flat_inputs,
-    get_type_info,
-    is_const_or_compressed,
-    is_opaque,
-)
+from ...ir.query import get_flat_inputs, get_type_info, is_const_or_compressed, is_opaque
 from ...passes.contract import BlockRewrite, Exactness, Example, Hit, Miss
 from ...passes.evidence import cite_2020_layer_list, cite_m4_study
 from ...passes.examples import make_example, make_weight

@@ -11,22 +11,12 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, types
 
 from ...ir.builder import RewriteBuilder
-from ...ir.query import (
-    get_const_value,
-    get_consumers,
-    get_itemsize,
-    get_static_shape,
-    is_const,
-)
+from ...ir.query import get_const_value, get_consumers, get_itemsize, get_static_shape, is_const
 from ...passes.contract import Exactness, Example, Hit, Miss, Rewrite, Severity
 from ...passes.evidence import cite_m4_study
 from ...passes.examples import make_example, make_weight
 from ...rules.indexing import ConstantGather
-from ..indexing._constant_gathers import (
-    GATHER_OPS,
-    evaluate_gather,
-    find_out_of_range_index,
-)
+from ..indexing._constant_gathers import GATHER_OPS, evaluate_gather, find_out_of_range_index
 from ._compile_time_constants import propagate_constant
 
 

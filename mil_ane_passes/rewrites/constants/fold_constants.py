@@ -8,14 +8,7 @@ from typing import Any
 
 import coremltools as ct
 import numpy as np
-from coremltools.converters.mil.mil import (
-    Block,
-    Builder,
-    Function,
-    Operation,
-    Var,
-    types,
-)
+from coremltools.converters.mil.mil import Block, Builder, Function, Operation, Var, types
 
 from ...ir.builder import RewriteBuilder
 from ...ir.coremltools_internals import get_typed_value
@@ -25,11 +18,7 @@ from ...passes.evidence import cite_m4_study
 from ...passes.examples import make_example
 from ...rules.control_flow import DataDependentShape
 from ...rules.dtypes import Int32Ops
-from ._compile_time_constants import (
-    Float64Values,
-    count_output_bytes,
-    is_compile_time_constant,
-)
+from ._compile_time_constants import Float64Values, count_output_bytes, is_compile_time_constant
 
 _MAX_GROWN_BYTES = 4096
 "Maximum bytes of a constant that is larger than the values it is computed from."

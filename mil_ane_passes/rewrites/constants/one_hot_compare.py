@@ -14,12 +14,7 @@ from ...passes.contract import BlockRewrite, Exactness, Example, Hit, Miss
 from ...passes.evidence import cite_m4_study, cite_private_route
 from ...passes.examples import make_example
 from ...rules.unsupported_ops import MasksAtRunTime
-from ._generated_constants import (
-    MAX_EXACT_INTEGER,
-    build_shared_const,
-    find_float_casts,
-    replace_float_casts,
-)
+from ._generated_constants import MAX_EXACT_INTEGER, build_shared_const, find_float_casts, replace_float_casts
 
 _MAX_RANK = 5
 "Largest rank of a value on the ANE."

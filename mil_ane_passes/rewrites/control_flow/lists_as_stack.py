@@ -9,14 +9,7 @@ from itertools import groupby
 from typing import Any
 
 import numpy as np
-from coremltools.converters.mil.mil import (
-    Block,
-    Builder,
-    ListVar,
-    Operation,
-    Var,
-    types,
-)
+from coremltools.converters.mil.mil import Block, Builder, ListVar, Operation, Var, types
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
 from ...ir.builder import RewriteBuilder

@@ -9,15 +9,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
-from coremltools.converters.mil.mil import (
-    Block,
-    Builder,
-    Function,
-    Operation,
-    Program,
-    Var,
-    types,
-)
+from coremltools.converters.mil.mil import Block, Builder, Function, Operation, Program, Var, types
 from coremltools.converters.mil.mil.utils import CacheDoublyLinkedList
 
 from ...ir.builder import RewriteBuilder

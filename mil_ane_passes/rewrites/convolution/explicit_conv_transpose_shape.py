@@ -9,21 +9,8 @@ from coremltools.converters.mil.mil import Operation, Var
 
 from ...ir.builder import RewriteBuilder
 from ...ir.query import get_const_value
-from ...passes.contract import (
-    Community,
-    Exactness,
-    Example,
-    Hit,
-    Miss,
-    Rewrite,
-    Severity,
-)
-from ._conv_transpose_windows import (
-    build_symmetric_crop,
-    compute_crop_window,
-    describe_crop,
-    has_explicit_window,
-)
+from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite, Severity
+from ._conv_transpose_windows import build_symmetric_crop, compute_crop_window, describe_crop, has_explicit_window
 from ._examples import make_conv_transpose_example
 
 

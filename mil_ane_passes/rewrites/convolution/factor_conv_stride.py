@@ -17,35 +17,14 @@ import numpy as np
 from coremltools.converters.mil.mil import Operation, Var, types
 
 from ...ir.builder import RewriteBuilder, rebuild_op
-from ...ir.query import (
-    get_const_value,
-    get_itemsize,
-    get_reshape_extents,
-    is_compressed,
-    is_const,
-    is_symbolic,
-)
-from ...passes.contract import (
-    FP32_UNSUPPORTED_REASON,
-    Community,
-    Exactness,
-    Example,
-    Hit,
-    Miss,
-    Rewrite,
-    Severity,
-)
+from ...ir.query import get_const_value, get_itemsize, get_reshape_extents, is_compressed, is_const, is_symbolic
+from ...passes.contract import FP32_UNSUPPORTED_REASON, Community, Exactness, Example, Hit, Miss, Rewrite, Severity
 from ...passes.evidence import cite_apple_authoring_rules, cite_m4_study
 from ...passes.examples import make_weight
 from ...passes.layout import compute_padded_bytes
 from .._target_gate import find_length_obstacle
 from .._weights import has_uniform_readers, reshape_weight
-from ._conv_geometry import (
-    crop_ends,
-    divide_out_2_and_3,
-    pad_or_crop,
-    resolve_conv_pads,
-)
+from ._conv_geometry import crop_ends, divide_out_2_and_3, pad_or_crop, resolve_conv_pads
 from ._examples import make_conv_example
 
 _MAX_ROW, _MAX_ROWS = 31, 16384

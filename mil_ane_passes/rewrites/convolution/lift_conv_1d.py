@@ -9,23 +9,10 @@ from coremltools.converters.mil.mil import Operation, Var
 
 from ...ane.limits import find_exceeded_limit
 from ...ir.builder import RewriteBuilder
-from ...passes.contract import (
-    Community,
-    Exactness,
-    Example,
-    Hit,
-    Miss,
-    Rewrite,
-    Severity,
-)
+from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite, Severity
 from ...passes.evidence import cite_m4_study
 from ...rules.convolution import Conv1dKernel
-from ._conv_1d_lifting import (
-    choose_dummy_axis,
-    describe_lift_cost,
-    find_lift_obstacle,
-    lift_conv,
-)
+from ._conv_1d_lifting import choose_dummy_axis, describe_lift_cost, find_lift_obstacle, lift_conv
 from ._examples import make_conv_example
 
 

@@ -9,15 +9,7 @@ from coremltools.converters.mil.mil import Operation, Var
 
 from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.query import is_all_zero
-from ...passes.contract import (
-    Community,
-    Exactness,
-    Example,
-    Hit,
-    Miss,
-    Rewrite,
-    Severity,
-)
+from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite, Severity
 from ._conv_1d_lifting import describe_lift_cost, find_lift_obstacle, lift_conv
 from ._examples import make_conv_transpose_example
 

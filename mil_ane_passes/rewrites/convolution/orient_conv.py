@@ -26,15 +26,7 @@ from ...ir.query import (
     is_const,
     is_opaque,
 )
-from ...passes.contract import (
-    BlockRewrite,
-    Community,
-    Exactness,
-    Example,
-    Hit,
-    Miss,
-    Severity,
-)
+from ...passes.contract import BlockRewrite, Community, Exactness, Example, Hit, Miss, Severity
 from ...passes.evidence import cite_apple_authoring_rules, cite_m4_study
 from ...passes.examples import make_example, make_weight
 from ...passes.layout import compute_padded_bytes, format_bytes

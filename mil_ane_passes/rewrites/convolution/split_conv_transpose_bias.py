@@ -10,22 +10,8 @@ from coremltools.converters.mil.mil import Builder, Operation, Var
 
 from ...ane.limits import find_exceeded_limit
 from ...ir.builder import RewriteBuilder, rebuild_op
-from ...ir.query import (
-    get_const_value,
-    get_itemsize,
-    get_static_shape,
-    is_all_zero,
-    is_const,
-)
-from ...passes.contract import (
-    Community,
-    Exactness,
-    Example,
-    Hit,
-    Miss,
-    Rewrite,
-    Severity,
-)
+from ...ir.query import get_const_value, get_itemsize, get_static_shape, is_all_zero, is_const
+from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite, Severity
 from ...passes.examples import make_example, make_weight
 from ...passes.layout import compute_padded_bytes, format_bytes
 from ._examples import make_conv_transpose_example

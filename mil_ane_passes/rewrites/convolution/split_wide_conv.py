@@ -24,24 +24,12 @@ from coremltools.converters.mil.mil import Operation, Var, types
 from ...ane.limits import collect_evidence, find_exceeded_limit
 from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.query import get_const_value, get_reshape_extents, is_compressed, is_symbolic
-from ...passes.contract import (
-    FP32_UNSUPPORTED_REASON,
-    Exactness,
-    Example,
-    Hit,
-    Miss,
-    Rewrite,
-)
+from ...passes.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_m4_study
 from ...passes.examples import make_weight
 from ...passes.targets import parse_target
 from ...rules.convolution import ConvKernelSize
-from .._weights import (
-    find_reshape_obstacle,
-    has_uniform_readers,
-    reshape_weight,
-    split_evenly,
-)
+from .._weights import find_reshape_obstacle, has_uniform_readers, reshape_weight, split_evenly
 from ._conv_geometry import (
     ConvSizes,
     crop_ends,

@@ -10,21 +10,8 @@ from coremltools.converters.mil.mil import Operation, Var, types
 
 from ...ir.builder import RewriteBuilder
 from ...ir.query import get_const_value
-from ...passes.contract import (
-    Community,
-    Exactness,
-    Example,
-    Hit,
-    Miss,
-    Rewrite,
-    Severity,
-)
-from ._conv_transpose_windows import (
-    build_symmetric_crop,
-    describe_crop,
-    has_explicit_window,
-    read_pads,
-)
+from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite, Severity
+from ._conv_transpose_windows import build_symmetric_crop, describe_crop, has_explicit_window, read_pads
 from ._examples import make_conv_transpose_example
 
 

@@ -10,15 +10,7 @@ from coremltools.converters.mil.mil import Operation, Var, types
 from ...ane.limits import collect_evidence
 from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.query import get_reshape_extents, is_symbolic
-from ...passes.contract import (
-    FP32_UNSUPPORTED_REASON,
-    Community,
-    Exactness,
-    Example,
-    Hit,
-    Miss,
-    Rewrite,
-)
+from ...passes.contract import FP32_UNSUPPORTED_REASON, Community, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_2020_layer_list
 from ...passes.examples import make_weight
 from ...passes.targets import get_generations_between

@@ -11,15 +11,7 @@ from coremltools.converters.mil.mil import Builder, Operation, Var, types
 
 from ...ir.builder import RewriteBuilder
 from ...ir.query import get_const_value, is_used
-from ...passes.contract import (
-    Community,
-    Exactness,
-    Example,
-    Hit,
-    Measured,
-    Miss,
-    Rewrite,
-)
+from ...passes.contract import Community, Exactness, Example, Hit, Measured, Miss, Rewrite
 from ...passes.evidence import cite_private_quirk
 from ...passes.examples import make_example
 from ...passes.targets import Gate

@@ -10,15 +10,7 @@ from coremltools.converters.mil.mil import Builder, Operation, Var
 
 from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.query import get_const_value, get_consumers, is_opaque, is_symbolic
-from ...passes.contract import (
-    Community,
-    Exactness,
-    Example,
-    Hit,
-    Miss,
-    Rewrite,
-    Severity,
-)
+from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite, Severity
 from ...passes.evidence import cite_m4_study
 from ...passes.examples import make_example
 from ...passes.targets import Gate

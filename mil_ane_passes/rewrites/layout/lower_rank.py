@@ -10,15 +10,7 @@ from coremltools.converters.mil.mil import Block, Builder, Var
 from ...ane.limits import collect_evidence, find_limit
 from ...ir.builder import RewriteBuilder
 from ...ir.large_values import group_ops_by_large_values
-from ...passes.contract import (
-    BlockRewrite,
-    Community,
-    Exactness,
-    Example,
-    Hit,
-    Miss,
-    Vendor,
-)
+from ...passes.contract import BlockRewrite, Community, Exactness, Example, Hit, Miss, Vendor
 from ...passes.examples import make_example, make_weight
 from ...rules.shapes import RankAbove5
 from ._rank_lowering import BITWISE_OPS, RankBounds, build_region, plan_region

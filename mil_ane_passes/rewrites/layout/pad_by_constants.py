@@ -14,15 +14,7 @@ from coremltools.converters.mil.mil import Builder, Operation, Var, types
 from ...ir.block_editor import get_first_op
 from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.query import get_const_value, get_consumers, is_symbolic
-from ...passes.contract import (
-    FP32_UNSUPPORTED_REASON,
-    Community,
-    Exactness,
-    Example,
-    Hit,
-    Miss,
-    Rewrite,
-)
+from ...passes.contract import FP32_UNSUPPORTED_REASON, Community, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.examples import make_example
 from ...rules.resizing import PadConstantNonzero
 from ._pad_amounts import PadAmounts, read_pad_amounts

@@ -13,14 +13,7 @@ from coremltools.converters.mil.mil import Block, Builder, Operation, Var, types
 
 from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.large_values import group_by_shared_values
-from ...ir.query import (
-    get_const_value,
-    get_consumers,
-    get_itemsize,
-    is_const,
-    is_opaque,
-    is_symbolic,
-)
+from ...ir.query import get_const_value, get_consumers, get_itemsize, is_const, is_opaque, is_symbolic
 from ...passes.contract import BlockRewrite, Community, Exactness, Example, Hit, Miss
 from ...passes.evidence import cite_apple_authoring_rules
 from ...passes.examples import make_example, make_weight

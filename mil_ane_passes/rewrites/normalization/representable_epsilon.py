@@ -12,16 +12,7 @@ from coremltools.converters.mil.mil import Builder, Operation, Var, types
 
 from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.query import get_const_value, get_consumers, is_const
-from ...passes.contract import (
-    Community,
-    Exactness,
-    Example,
-    Hit,
-    Miss,
-    Rewrite,
-    Severity,
-    Vendor,
-)
+from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite, Severity, Vendor
 from ...passes.examples import make_op_example
 from ._norm_patterns import make_norm_example, match_norm, read_positive_scalar
 

@@ -12,15 +12,7 @@ from coremltools.converters.mil.mil import Builder, Operation, Var, types
 from ...ir.bounds import bound_magnitude, get_measured_range
 from ...ir.builder import RewriteBuilder
 from ...ir.query import get_const_value
-from ...passes.contract import (
-    Community,
-    Exactness,
-    Example,
-    Hit,
-    Miss,
-    Rewrite,
-    Severity,
-)
+from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite, Severity
 from ...passes.targets import Gate, format_generations
 from ._norm_patterns import (
     FP16_MAX,

@@ -12,16 +12,7 @@ from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
 from ...ir.builder import RewriteBuilder
 from ...ir.query import get_const_value
-from ...passes.contract import (
-    Community,
-    Exactness,
-    Example,
-    Hit,
-    Measured,
-    Miss,
-    Rewrite,
-    Severity,
-)
+from ...passes.contract import Community, Exactness, Example, Hit, Measured, Miss, Rewrite, Severity
 from ...passes.examples import make_example, make_op_example
 from ._log_exp_patterns import (
     find_exp_operand,

@@ -12,14 +12,7 @@ from coremltools.converters.mil.mil import Operation, Var, types
 from ...ane.limits import collect_evidence
 from ...ir.builder import RewriteBuilder
 from ...ir.query import get_const_value, get_reshape_extents, is_symbolic
-from ...passes.contract import (
-    FP32_UNSUPPORTED_REASON,
-    Exactness,
-    Example,
-    Hit,
-    Miss,
-    Rewrite,
-)
+from ...passes.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_private_route
 from ...passes.examples import make_op_example
 from ...rules.pooling import MaxPoolKernel, OldPools

@@ -12,28 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from coremltools.converters.mil.mil import (
-    Block,
-    Builder,
-    Function,
-    Operation,
-    Program,
-    Var,
-    types,
-)
+from coremltools.converters.mil.mil import Block, Builder, Function, Operation, Program, Var, types
 from coremltools.converters.mil.mil.passes.defs.quantization import FP16ComputePrecision
 
 from ...ir.block_editor import BlockEditor
 from ...ir.builder import RewriteBuilder, UniqueNames
 from ...ir.constants import make_const
 from ...ir.coremltools_internals import set_stored_type, set_typed_value
-from ...ir.query import (
-    get_flat_inputs,
-    get_type_info,
-    is_const,
-    is_opaque,
-    iterate_nested_ops,
-)
+from ...ir.query import get_flat_inputs, get_type_info, is_const, is_opaque, iterate_nested_ops
 from ...ir.type_inference import infer_types
 
 _Scope = ChainMap[Var, Var]

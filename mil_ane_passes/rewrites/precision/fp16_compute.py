@@ -10,24 +10,9 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
 from ...ir.clone import clone_program
-from ...ir.query import (
-    get_consumers,
-    get_flat_inputs,
-    is_computed_in_fp16,
-    is_const,
-    is_opaque,
-    iterate_nested_ops,
-)
+from ...ir.query import get_consumers, get_flat_inputs, is_computed_in_fp16, is_const, is_opaque, iterate_nested_ops
 from ...ir.value_ranges import MeasuredRanges, Range
-from ...passes.contract import (
-    Community,
-    Exactness,
-    Example,
-    Hit,
-    Miss,
-    ProgramRewrite,
-    Vendor,
-)
+from ...passes.contract import Community, Exactness, Example, Hit, Miss, ProgramRewrite, Vendor
 from ...passes.examples import make_example, make_weight
 from ...rules.dtypes import Fp32ComputeLeft
 from ...utils.errors import InputError, suggest_nearest

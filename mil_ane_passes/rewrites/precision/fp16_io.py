@@ -11,15 +11,7 @@ from coremltools.converters.mil.mil import Builder, Function, Program, Var, type
 
 from ...ir.interface_casts import find_retype_obstacle, retype_input, retype_output
 from ...ir.value_ranges import Range
-from ...passes.contract import (
-    Community,
-    Exactness,
-    Example,
-    Hit,
-    Miss,
-    ProgramRewrite,
-    Vendor,
-)
+from ...passes.contract import Community, Exactness, Example, Hit, Miss, ProgramRewrite, Vendor
 from ...passes.examples import make_example
 from ...utils.errors import InputError, suggest_nearest
 from ._fp16_conversion import FP16_MAX, FP16_MIN_SUBNORMAL, is_cast_to_fp16

@@ -13,14 +13,7 @@ from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 from ...ir.builder import RewriteBuilder
 from ...ir.clone import clone_op, infer_outputs, map_inputs
 from ...ir.large_values import list_groups, merge_groups
-from ...ir.query import (
-    DATA_MOVEMENT_OPS,
-    get_consumers,
-    get_flat_inputs,
-    is_const,
-    is_const_or_compressed,
-    is_opaque,
-)
+from ...ir.query import DATA_MOVEMENT_OPS, get_consumers, get_flat_inputs, is_const, is_const_or_compressed, is_opaque
 from ...passes.contract import BlockRewrite, Exactness, Example, Hit, Miss
 from ...passes.examples import make_example, make_op_example
 from ...rules.dtypes import Fp32ComputeLeft

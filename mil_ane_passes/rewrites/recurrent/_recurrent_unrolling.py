@@ -32,12 +32,7 @@ from ...passes.evidence import cite_m4_study, cite_private_route
 from ...passes.examples import make_example, make_weight
 from ...passes.targets import Generation
 from ...utils.text_format import format_count
-from ..control_flow._unrolled_size import (
-    MAX_CHAIN_PRODUCTS,
-    MAX_FUNCTION_OPS,
-    UnrolledSize,
-    measure_unrolled_size,
-)
+from ..control_flow._unrolled_size import MAX_CHAIN_PRODUCTS, MAX_FUNCTION_OPS, UnrolledSize, measure_unrolled_size
 
 __all__ = [
     "EVIDENCE",

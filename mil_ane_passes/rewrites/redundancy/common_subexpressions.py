@@ -6,27 +6,12 @@ from collections import ChainMap
 from collections.abc import Callable, Hashable, Iterable, Iterator, MutableMapping
 
 import numpy as np
-from coremltools.converters.mil.mil import (
-    Block,
-    Builder,
-    Function,
-    Operation,
-    Var,
-    types,
-)
+from coremltools.converters.mil.mil import Block, Builder, Function, Operation, Var, types
 
 from ...ir.builder import RewriteBuilder
 from ...ir.constants import get_blob_ref
 from ...ir.query import get_type_info, is_const, is_opaque
-from ...passes.contract import (
-    BlockRewrite,
-    Community,
-    Exactness,
-    Example,
-    Hit,
-    Miss,
-    Severity,
-)
+from ...passes.contract import BlockRewrite, Community, Exactness, Example, Hit, Miss, Severity
 from ...passes.examples import make_example, make_weight
 
 _COMMUTATIVE_OPS = frozenset({"add", "equal", "logical_and", "logical_or", "logical_xor", "mul", "not_equal"})

@@ -8,12 +8,7 @@ views of that base where they are read later. A write that it cannot follow is a
 
 from __future__ import annotations
 
-from .attributes import (
-    COMPLEX_CONSTANT,
-    hoist_attributes,
-    name_attributes_once,
-    write_complex_constants,
-)
+from .attributes import COMPLEX_CONSTANT, hoist_attributes, name_attributes_once, write_complex_constants
 from .functionalization import functionalize_graph
 
 __all__ = [

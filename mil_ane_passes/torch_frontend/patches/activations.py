@@ -10,23 +10,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from coremltools.converters.mil.frontend.torch.torch_op_registry import (
-    _TORCH_OPS_REGISTRY,
-)
+from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
 
 from ...passes.severity import Severity
 from ..contract import Patch
 from ..errors import NotConverted
-from ..lowering import (
-    add_result,
-    bind_arguments,
-    cast_to,
-    name_result,
-    to_python,
-    to_tensor,
-)
+from ..lowering import add_result, bind_arguments, cast_to, name_result, to_python, to_tensor
 from ..probes import find_fault
 
 PATCH = Patch(code="TORCH101", severity=Severity.WRONG,

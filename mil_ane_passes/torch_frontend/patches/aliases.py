@@ -35,13 +35,8 @@ SYNONYMS = {
 
 def lower_synonym(context: Any, node: Any) -> None:
     """Lower the node as the op of which it is a synonym."""
-    from coremltools.converters.mil.frontend.torch.torch_op_registry import (
-        _TORCH_OPS_REGISTRY,
-    )
-    from coremltools.converters.mil.frontend.torch.utils import (
-        sanitize_op_kind,
-        unify_inplace_and_functional,
-    )
+    from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
+    from coremltools.converters.mil.frontend.torch.utils import sanitize_op_kind, unify_inplace_and_functional
 
     kind = unify_inplace_and_functional(sanitize_op_kind(node.kind))
     meant = SYNONYMS[kind]

@@ -13,13 +13,7 @@ from coremltools.converters.mil.mil import types
 
 from ...passes.severity import Severity
 from ..contract import Patch
-from ..lowering import (
-    add_result,
-    bind_arguments,
-    cast_to,
-    name_result,
-    promote_operands,
-)
+from ..lowering import add_result, bind_arguments, cast_to, name_result, promote_operands
 from ..probes import find_fault
 from .complex_tensors import compute_angle
 

@@ -14,15 +14,7 @@ from coremltools.converters.mil.mil import Var, types
 
 from ..contract import Patch
 from ..errors import NotConverted
-from ..lowering import (
-    add_result,
-    bind_arguments,
-    cast_to,
-    name_result,
-    promote_operands,
-    to_python,
-    to_tensor,
-)
+from ..lowering import add_result, bind_arguments, cast_to, name_result, promote_operands, to_python, to_tensor
 
 PATCH = Patch(code="TORCH103",
               title="`trunc`, `hypot`, `cdist`, `bucketize` are not implemented", upstream=("none known",))

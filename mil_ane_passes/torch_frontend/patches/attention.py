@@ -21,15 +21,7 @@ from coremltools.converters.mil.mil import Var, types
 from ...passes.severity import Severity
 from ..contract import Patch
 from ..errors import NotConverted
-from ..lowering import (
-    add_result,
-    bind_arguments,
-    cast_to,
-    get_dims,
-    make_range,
-    to_python,
-    to_size_vector,
-)
+from ..lowering import add_result, bind_arguments, cast_to, get_dims, make_range, to_python, to_size_vector
 from ..probes import find_fault
 
 PATCH = Patch(
@@ -96,9 +88,7 @@ def _lower_with_coremltools(
     context: Any, node: Any, given: Any, key: Var, value: Var, mask: Var | None, name: str
 ) -> Var:
     """Lower query, key, value and mask with coremltools' own lowering, under `name`."""
-    from coremltools.converters.mil.frontend.torch.torch_op_registry import (
-        _TORCH_OPS_REGISTRY,
-    )
+    from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
 
     inputs = []
     for place, each in enumerate((given.query, key, value, mask, given.scale)):

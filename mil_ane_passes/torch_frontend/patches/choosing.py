@@ -39,9 +39,7 @@ PATCH = Patch(code="TORCH107",
 def where(context: Any, node: Any) -> None:
     """Lower where(condition, self, other); where(condition) is coremltools'."""
     if len(node.inputs) + len(node.kwinputs or {}) == 1:
-        from coremltools.converters.mil.frontend.torch.torch_op_registry import (
-            _TORCH_OPS_REGISTRY,
-        )
+        from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
 
         _TORCH_OPS_REGISTRY.name_to_func_mapping["where"](context, node)
         return

@@ -16,15 +16,7 @@ from coremltools.converters.mil.mil import types
 
 from ...passes.severity import Severity
 from ..contract import Patch
-from ..lowering import (
-    add_result,
-    bind_arguments,
-    cast_to,
-    is_constant,
-    name_result,
-    result_type,
-    to_tensor,
-)
+from ..lowering import add_result, bind_arguments, cast_to, is_constant, name_result, result_type, to_tensor
 from ..probes import find_fault
 
 PATCH = Patch(code="TORCH174", severity=Severity.WRONG,

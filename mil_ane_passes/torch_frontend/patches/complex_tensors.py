@@ -19,9 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from coremltools.converters.mil.frontend.torch.torch_op_registry import (
-    _TORCH_OPS_REGISTRY,
-)
+from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
 from coremltools.converters.mil.frontend.torch.utils import (
     TorchFrontend,
     sanitize_op_kind,
@@ -30,15 +28,7 @@ from coremltools.converters.mil.frontend.torch.utils import (
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
 
-from ..complex_values import (
-    ComplexLiteral,
-    is_complex,
-    is_zero,
-    join_complex,
-    map_nested,
-    split_complex,
-    zeros_like,
-)
+from ..complex_values import ComplexLiteral, is_complex, is_zero, join_complex, map_nested, split_complex, zeros_like
 from ..contract import Lowering, Patch
 from ..errors import NotConverted
 from ..functional import COMPLEX_CONSTANT

@@ -107,9 +107,7 @@ def _rename_outputs(graph: Any, leaves: list[tuple[tuple[str, ...], str]]) -> li
 
     A new name consists of the output's keys, and differs from all other names.
     """
-    from coremltools.converters.mil.frontend.torch.internal_graph import (
-        InternalTorchIRNode,
-    )
+    from coremltools.converters.mil.frontend.torch.internal_graph import InternalTorchIRNode
 
     taken = {*graph.inputs, *graph.params, *(spec.name for spec in graph.inputs.values()),
              *(name for node in graph.nodes for name in (node.name, *node.outputs))}

@@ -13,15 +13,7 @@ from coremltools.converters.mil.mil import Var, types
 
 from ..contract import Patch
 from ..errors import NotConverted
-from ..lowering import (
-    add_result,
-    bind_arguments,
-    cast_to,
-    name_result,
-    normalize_axis,
-    result_type,
-    to_python,
-)
+from ..lowering import add_result, bind_arguments, cast_to, name_result, normalize_axis, result_type, to_python
 
 PATCH = Patch(code="TORCH109",
               title="`diff` is not implemented", upstream=("none known",))

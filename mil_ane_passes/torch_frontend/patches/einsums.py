@@ -20,14 +20,7 @@ from coremltools.converters.mil.mil import Var, types
 from ...passes.severity import Severity
 from ..contract import Patch
 from ..errors import NotConverted
-from ..lowering import (
-    add_result,
-    bind_arguments,
-    cast_to,
-    name_result,
-    promote_operands,
-    to_python,
-)
+from ..lowering import add_result, bind_arguments, cast_to, name_result, promote_operands, to_python
 from ..probes import find_fault
 
 PATCH = Patch(code="TORCH177", severity=Severity.WRONG,

@@ -10,22 +10,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from coremltools.converters.mil.frontend.torch.torch_op_registry import (
-    _TORCH_OPS_REGISTRY,
-)
+from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var
 
 from ..contract import Patch
 from ..errors import NotConverted
-from ..lowering import (
-    bind_arguments,
-    get_dims,
-    normalize_axis,
-    to_python,
-    to_size_vector,
-    to_tensor,
-)
+from ..lowering import bind_arguments, get_dims, normalize_axis, to_python, to_size_vector, to_tensor
 from ..probes import find_fault
 
 PATCH = Patch(code="TORCH115",

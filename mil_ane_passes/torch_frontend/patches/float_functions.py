@@ -11,22 +11,13 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-from coremltools.converters.mil.frontend.torch.torch_op_registry import (
-    _TORCH_OPS_REGISTRY,
-)
+from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
 
 from ...passes.severity import Severity
 from ..contract import Patch
-from ..lowering import (
-    add_result,
-    bind_arguments,
-    cast_to,
-    name_result,
-    to_python,
-    to_tensor,
-)
+from ..lowering import add_result, bind_arguments, cast_to, name_result, to_python, to_tensor
 from ..probes import find_fault, is_lowered_by_coremltools
 
 PATCH = Patch(code="TORCH116", severity=Severity.WRONG,

@@ -35,9 +35,7 @@ def instance_norm(context: Any, node: Any) -> None:
     """
     inputs = bind_arguments(context, node, "input weight bias running_mean running_var use_input_stats momentum eps")
     if to_python(inputs.use_input_stats, node, "use_input_stats"):
-        from coremltools.converters.mil.frontend.torch.torch_op_registry import (
-            _TORCH_OPS_REGISTRY,
-        )
+        from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
 
         _TORCH_OPS_REGISTRY.name_to_func_mapping["instance_norm"](context, node)
         return

@@ -34,9 +34,7 @@ _ADVICE_MISSING = "use its other results only, or compute this one with other op
 @PATCH.probe
 def probe() -> str | None:
     """Return coremltools' message for an unknown op, or None when it names the module."""
-    from coremltools.converters.mil.frontend.torch.internal_graph import (
-        InternalTorchIRNode,
-    )
+    from coremltools.converters.mil.frontend.torch.internal_graph import InternalTorchIRNode
     from coremltools.converters.mil.frontend.torch.ops import convert_single_node
 
     node = InternalTorchIRNode(kind="no_such_op", inputs=[], outputs=["made"], model_hierarchy="layer(Layer)",
@@ -115,9 +113,7 @@ def _make_missing_result_error(node: Any, index: int) -> NotConverted:
 
 
 def _make_located_error(node: Any, error: Exception) -> NotConverted:
-    from coremltools.converters.mil.frontend.torch.torch_op_registry import (
-        _TORCH_OPS_REGISTRY,
-    )
+    from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
 
     if node.kind == "getitem" and isinstance(node.inputs[1], int) and (parent := find_producer(node.inputs[0])):
         return _make_missing_result_error(parent, node.inputs[1])

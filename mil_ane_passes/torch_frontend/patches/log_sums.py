@@ -18,15 +18,7 @@ from ...passes.severity import Severity
 from ..contract import Patch
 from ..creation import to_mil_type
 from ..errors import NotConverted
-from ..lowering import (
-    add_result,
-    bind_arguments,
-    cast_to,
-    get_dims,
-    make_range,
-    normalize_axis,
-    to_python,
-)
+from ..lowering import add_result, bind_arguments, cast_to, get_dims, make_range, normalize_axis, to_python
 from ..probes import find_fault
 from ..slice_assignment import scan_axis
 

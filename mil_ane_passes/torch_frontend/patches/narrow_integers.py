@@ -6,7 +6,7 @@ gets outputs of another size. Here an operand stays int32, unless a bound on its
 table of at most 32,768 rows, sizes up to the upper end of a `RangeDim`, positions along a static axis.
 
 The pass casts constants that are not negative to uint16, and keeps this choice for the computed operands of later ops:
--1 becomes 65535. Here each operand that is no constant is cast to int16 again.
+-1 becomes 65535. Here each operand that is no constant is cast to int16 again, except for positions counted from 0.
 """
 
 from __future__ import annotations
@@ -66,9 +66,18 @@ def _squeeze_signed_integers(ids: Var) -> list[Var]:
 @PATCH.replace_function(_PASS_MODULE, "add_int16_cast.should_cast_parameter")
 def should_cast_parameter(host: Callable[..., Any], graph_pass: Any, op: Operation, param_name: str) -> Any:
     """Return coremltools' decision; None, which means no cast, if the values may not fit int16."""
-    graph_pass.target_dtype = "int16"  # the host changes it for constants and casts alone, and does not change it back
+    # The host chooses for constants and casts alone, and keeps its choice for later operands. Core ML needs further ops
+    # for indices that may be negative.
+    graph_pass.target_dtype = "uint16" if param_name == "indices" and _is_count(op.inputs[param_name]) else "int16"
     decided = host(graph_pass, op, param_name)
     return decided if decided and _fits_int16(op, param_name) else None
+
+
+def _is_count(var: Var) -> bool:
+    """Return whether integers are positions counted upwards from 0 or more."""
+    op = follow_integers(var).op
+    return op is not None and op.op_type == "range_1d" and all(
+        bound.val is not None and bound.val >= least for bound, least in ((op.start, 0), (op.step, 1)))
 
 
 def _fits_int16(op: Operation, name: str) -> bool:

@@ -16,15 +16,7 @@ from coremltools.converters.mil.mil import Var
 
 from ...passes.severity import Severity
 from ..contract import Patch
-from ..lowering import (
-    add_result,
-    bind_arguments,
-    cast_to,
-    is_constant,
-    name_result,
-    promote_operands,
-    to_python,
-)
+from ..lowering import add_result, bind_arguments, cast_to, is_constant, name_result, promote_operands, to_python
 from ..probes import find_fault
 
 PATCH = Patch(code="TORCH173", severity=Severity.WRONG,

@@ -22,16 +22,7 @@ from ...utils.text_format import add_article
 from ..contract import Patch
 from ..creation import make_filled, read_sizes
 from ..errors import NotConverted
-from ..lowering import (
-    Size,
-    add_result,
-    bind_arguments,
-    cast_to,
-    get_dims,
-    is_constant,
-    to_python,
-    to_size_vector,
-)
+from ..lowering import Size, add_result, bind_arguments, cast_to, get_dims, is_constant, to_python, to_size_vector
 from ..probes import find_fault
 
 PATCH = Patch(
@@ -138,9 +129,7 @@ def _append_block(x: Var, axis: int, width: Size, value: Any, node: Any, *, in_f
 
 
 def _lower_with_coremltools(context: Any, node: Any) -> None:
-    from coremltools.converters.mil.frontend.torch.torch_op_registry import (
-        _TORCH_OPS_REGISTRY,
-    )
+    from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
 
     _TORCH_OPS_REGISTRY.name_to_func_mapping["pad"](context, node)
 

@@ -118,9 +118,7 @@ def avg_pool(context: Any, node: Any) -> None:
 
 def _convert_as_coremltools(context: Any, node: Any, given: Any, count: int) -> None:
     """Convert with coremltools' own lowering, then drop the windows that lie after the input, as PyTorch does."""
-    from coremltools.converters.mil.frontend.torch.torch_op_registry import (
-        _TORCH_OPS_REGISTRY,
-    )
+    from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
 
     kernel = _read_per_axis(given.kernel_size, node, "kernel_size", count)
     stride = _read_per_axis(given.stride, node, "stride", count) if _is_stride_given(given.stride, node) else kernel

@@ -17,15 +17,7 @@ from ...passes.severity import Severity
 from ..contract import Patch
 from ..creation import make_constant, to_mil_type
 from ..errors import NotConverted
-from ..lowering import (
-    add_result,
-    bind_arguments,
-    cast_to,
-    find_written_literal,
-    is_constant,
-    to_python,
-    to_tensor,
-)
+from ..lowering import add_result, bind_arguments, cast_to, find_written_literal, is_constant, to_python, to_tensor
 from ..probes import find_fault
 
 PATCH = Patch(code="TORCH130", severity=Severity.WRONG,

@@ -19,12 +19,7 @@ from ..contract import Patch
 from ..errors import NotConverted
 from ..lowering import add_results, bind_arguments, to_python, to_tensor
 from ..probes import find_fault
-from ..recurrent_layers import (
-    compute_packed_rows,
-    gather_rows,
-    iterate_equal_lengths,
-    lower_recurrent_layer,
-)
+from ..recurrent_layers import compute_packed_rows, gather_rows, iterate_equal_lengths, lower_recurrent_layer
 
 PATCH = Patch(code="TORCH131", severity=Severity.WRONG,
               title="exported recurrent layers are not implemented; packed sequences silently include their padding",

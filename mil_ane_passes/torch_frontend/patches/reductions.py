@@ -16,15 +16,7 @@ from ...passes.severity import Severity
 from ..contract import Patch
 from ..creation import to_mil_type
 from ..errors import NotConverted
-from ..lowering import (
-    add_result,
-    bind_arguments,
-    cast_to,
-    get_dims,
-    name_result,
-    normalize_axis,
-    to_python,
-)
+from ..lowering import add_result, bind_arguments, cast_to, get_dims, name_result, normalize_axis, to_python
 from ..probes import find_fault
 
 PATCH = Patch(code="TORCH133", severity=Severity.WRONG,

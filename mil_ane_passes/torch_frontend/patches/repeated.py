@@ -11,23 +11,13 @@ from typing import Any
 
 import numpy as np
 from coremltools.converters.mil.frontend.torch import ops
-from coremltools.converters.mil.frontend.torch.torch_op_registry import (
-    _TORCH_OPS_REGISTRY,
-)
+from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
 
 from ..contract import Patch
 from ..errors import NotConverted
-from ..lowering import (
-    add_result,
-    bind_arguments,
-    cast_to,
-    is_constant,
-    normalize_axis,
-    to_python,
-    to_tensor,
-)
+from ..lowering import add_result, bind_arguments, cast_to, is_constant, normalize_axis, to_python, to_tensor
 
 PATCH = Patch(code="TORCH134",
               title="`repeat_interleave` by a tensor and `tile` to more axes are rejected; `embedding_bag` is not "

@@ -20,9 +20,7 @@ import numpy as np
 from coremltools.converters.mil.frontend.torch import ops
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Operation, Var
-from coremltools.converters.mil.mil.block import (
-    is_current_opset_version_compatible_with,
-)
+from coremltools.converters.mil.mil.block import is_current_opset_version_compatible_with
 
 from ...ir.query import get_function, is_symbolic
 from ...passes.severity import Severity
@@ -79,9 +77,7 @@ def lower_linear_resize(context: Any, node: Any) -> None:
     inputs, axes = bind_arguments(context, node, "input output_size align_corners"), _get_spatial_axes(kind)
     x, corners = inputs.input, bool(to_python(inputs.align_corners, node, "align_corners"))
     if kind == "_upsample_bilinear2d_aa" and _is_enlargement(context, node, x, axes):
-        from coremltools.converters.mil.frontend.torch.torch_op_registry import (
-            _TORCH_OPS_REGISTRY,
-        )
+        from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
 
         _TORCH_OPS_REGISTRY.name_to_func_mapping[node.kind](context, node)
         return

@@ -55,9 +55,7 @@ def lower_if(context: Any, node: Any) -> None:
     An `if` without results is omitted.
     """
     from coremltools.converters.mil.frontend.torch.ops import convert_nodes
-    from coremltools.converters.mil.frontend.torch.torch_op_registry import (
-        _TORCH_OPS_REGISTRY,
-    )
+    from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
 
     condition = context[node.inputs[0]]
     known = condition.val if isinstance(condition, Var) else condition

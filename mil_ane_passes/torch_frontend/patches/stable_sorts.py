@@ -19,16 +19,7 @@ from coremltools.converters.mil.mil import Var, types
 
 from ..contract import Patch
 from ..errors import NotConverted
-from ..lowering import (
-    Size,
-    add_result,
-    add_results,
-    bind_arguments,
-    cast_to,
-    get_dims,
-    normalize_axis,
-    to_python,
-)
+from ..lowering import Size, add_result, add_results, bind_arguments, cast_to, get_dims, normalize_axis, to_python
 from ..probes import find_fault
 from ..slice_assignment import slice_axis
 

@@ -31,9 +31,7 @@ class TextArgument(str):
 def probe() -> str | None:
     """Return what coremltools reads in `gelu(tanh, approximate="tanh")`: as a tensor, the mode is overlooked."""
     import torch
-    from coremltools.converters.mil.frontend.torch.internal_graph import (
-        InternalTorchIRNode,
-    )
+    from coremltools.converters.mil.frontend.torch.internal_graph import InternalTorchIRNode
 
     graph = torch.fx.Graph()
     node = graph.call_function(torch.ops.aten.gelu.default, (graph.placeholder("tanh"),), {"approximate": "tanh"})

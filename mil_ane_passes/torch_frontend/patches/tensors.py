@@ -14,15 +14,7 @@ from coremltools.converters.mil.mil import Var, types
 
 from ..contract import Patch, describe_fault
 from ..creation import make_constant, to_mil_type
-from ..lowering import (
-    add_result,
-    bind_arguments,
-    cast_to,
-    is_constant,
-    name_result,
-    to_python,
-    to_tensor,
-)
+from ..lowering import add_result, bind_arguments, cast_to, is_constant, name_result, to_python, to_tensor
 from ..probes import convert_to_mil
 
 PATCH = Patch(code="TORCH145",

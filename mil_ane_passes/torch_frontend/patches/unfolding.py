@@ -14,14 +14,7 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
 
 from ..contract import Patch
-from ..lowering import (
-    add_result,
-    bind_arguments,
-    cast_to,
-    name_result,
-    normalize_axis,
-    to_python,
-)
+from ..lowering import add_result, bind_arguments, cast_to, name_result, normalize_axis, to_python
 
 PATCH = Patch(code="TORCH149",
               title="`Tensor.unfold` is not implemented", upstream=("none known",))

@@ -35,9 +35,7 @@ def matmul(context: Any, node: Any) -> None:
     inputs = bind_arguments(context, node, f"self {second}")
     x, y = inputs.self, getattr(inputs, second)
     if x.rank > 1 and y.rank > 1 and types.is_float(x.dtype) and types.is_float(y.dtype):
-        from coremltools.converters.mil.frontend.torch.torch_op_registry import (
-            _TORCH_OPS_REGISTRY,
-        )
+        from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
 
         _TORCH_OPS_REGISTRY.name_to_func_mapping["matmul"](context, node)
         return

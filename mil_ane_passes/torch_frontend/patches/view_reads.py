@@ -14,15 +14,7 @@ from coremltools.converters.mil.mil import Var, types
 
 from ..contract import Patch
 from ..errors import NotConverted
-from ..lowering import (
-    add_result,
-    bind_arguments,
-    cast_to,
-    get_dims,
-    normalize_axis,
-    to_python,
-    to_size_vector,
-)
+from ..lowering import add_result, bind_arguments, cast_to, get_dims, normalize_axis, to_python, to_size_vector
 from ..probes import find_fault
 from ..slice_assignment import wrap_index
 

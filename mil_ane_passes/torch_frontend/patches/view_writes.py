@@ -19,12 +19,7 @@ from ...passes.severity import Severity
 from ...utils.text_format import escape_text
 from ..contract import Patch
 from ..errors import NotConverted, describe_node_location
-from ..functional import (
-    functionalize_graph,
-    hoist_attributes,
-    name_attributes_once,
-    write_complex_constants,
-)
+from ..functional import functionalize_graph, hoist_attributes, name_attributes_once, write_complex_constants
 from ..functional.functionalization import LOSE_ATTRIBUTE, UPDATE_ATTRIBUTE
 from ..functional.specialization import specialize_graph
 from ..probes import find_fault

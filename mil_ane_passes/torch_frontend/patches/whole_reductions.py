@@ -36,9 +36,7 @@ def initialize_reduction(host: Callable[..., Any], reduction: Any, **given: Any)
     if given["op"].inputs.get("axes") is not None:
         host(reduction, **given)
         return
-    from coremltools.converters.mil.mil.passes.defs.optimize_repeat_ops import (
-        TransformAxisUpdateOps,
-    )
+    from coremltools.converters.mil.mil.passes.defs.optimize_repeat_ops import TransformAxisUpdateOps
 
     TransformAxisUpdateOps.__init__(reduction, **given)
     reduction.axes_var = None

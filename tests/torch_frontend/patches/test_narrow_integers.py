@@ -136,3 +136,23 @@ def test_negative_numbers_stay_negative_behind_constants(target: Any) -> None:
     for found, expected in zip(run(mlmodel, x, ids), Signed()(x, ids), strict=True):
         np.testing.assert_allclose(found, expected.numpy(), rtol=2e-3, atol=1e-3)
     assert "squeeze" in narrowed(mlmodel)
+
+
+class Placed(nn.Module):
+    """Constant positions, and a table of positions that are counted from 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(64, 4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x[:, torch.tensor([2, 0])], x + self.table(torch.arange(x.shape[1]))
+
+
+def test_positions_counted_from_0_need_no_ops_for_negative_ones() -> None:
+    model, x = Placed().eval(), torch.randn(1, 6, 4)
+    mlmodel = convert(model, x, sizes=(1, ct.RangeDim(4, 48, 6), 4))
+    for found, expected in zip(run(mlmodel, x), model(x), strict=True):
+        np.testing.assert_allclose(found, expected.detach().numpy(), rtol=2e-3, atol=2e-3)
+    kinds = [op.op_type for op in mlmodel._mil_program.functions["main"].operations]
+    assert "range_1d" in kinds and not {"greater_equal", "select"} & set(kinds)
