@@ -3,10 +3,12 @@
 A maximum over a window is computed along each axis in turn: the maximum of as many strided slices as the kernel is
 long, of the tensor padded with -inf. A sum over a window is the average, padding included, times the window's size.
 With ceil_mode and a stride above the kernel the last window may begin after the input: PyTorch drops it, MIL counts it.
+Images without a batch get one for the pool.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,8 +22,8 @@ from ..lowering import add_result, bind_arguments, name_result, to_python
 from ..probes import find_fault
 
 PATCH = Patch(code="TORCH128", severity=Severity.WRONG,
-              title="max pools with dilation and average pools with `divisor_override` are rejected; with ceil_mode a "
-                    "window after the input is counted",
+              title="max pools with dilation, average pools with `divisor_override` and pools without a batch are rejected; "
+                    "with ceil_mode a window after the input is counted",
               upstream=("none known",))
 
 
@@ -39,6 +41,8 @@ def probe() -> str | None:
           "max_pool3d_with_indices")
 def max_pool(context: Any, node: Any) -> None:
     """Lower max_pool2d(self, kernel_size, stride=kernel_size, padding=0, dilation=1, ceil_mode=False)."""
+    if _convert_without_batch(context, node, max_pool):
+        return
     inputs = bind_arguments(context, node, "self kernel_size stride=None padding=0 dilation=1 ceil_mode=False")
     count = int(node.kind.removeprefix("max_pool")[0])
     dilation = _read_per_axis(inputs.dilation, node, "dilation", count)
@@ -96,6 +100,8 @@ def avg_pool(context: Any, node: Any) -> None:
     """Lower avg_pool2d(self, kernel_size, stride, padding=0, ceil_mode=False, count_include_pad=True,
     divisor_override).
     """
+    if _convert_without_batch(context, node, avg_pool):
+        return
     inputs = bind_arguments(
         context,
         node,
@@ -114,6 +120,22 @@ def avg_pool(context: Any, node: Any) -> None:
     average = mb.avg_pool(x=inputs.self, kernel_sizes=kernel, strides=stride, pad_type="custom", pad=padding,
                           exclude_padding_from_average=False)
     add_result(context, node, mb.mul(x=average, y=np.float32(np.prod(kernel) / divisor), name=node.name))
+
+
+def _convert_without_batch(context: Any, node: Any, lower: Callable[[Any, Any], None]) -> bool:
+    """Convert a pool of (C, *sizes) as that of (1, C, *sizes), which MIL asks for; false if there is a batch."""
+    source, x = node.inputs[0], context[node.inputs[0]]
+    if x.rank != int(node.kind.split("_pool")[1][0]) + 1:
+        return False
+    context.add(mb.expand_dims(x=x, axes=[0]), torch_name=source, override=True)
+    lower(context, node)
+    context.add(x, torch_name=source, override=True)
+    batched = context[node.outputs[0]]
+    if isinstance(batched, tuple):
+        context.add((mb.squeeze(x=batched[0], axes=[0]), *batched[1:]), torch_name=node.outputs[0], override=True)
+    else:
+        context.add(mb.squeeze(x=batched, axes=[0]), torch_name=node.outputs[0], override=True)
+    return True
 
 
 def _convert_as_coremltools(context: Any, node: Any, given: Any, count: int) -> None:
