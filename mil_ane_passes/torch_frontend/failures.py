@@ -37,6 +37,9 @@ _ADVICE_IN_PASS = ("try compute_precision=coremltools.precision.FLOAT32 or a pas
                    "other ops in that part of the model")
 _ADVICE_IN_TORCH_PASS = ("use minimum_deployment_target=coremltools.target.iOS17 or newer, fixed input sizes, or a "
                          "constant scale_factor instead of a computed size, or other ops in that part of the model")
+_NAMES_PASS = "common::dedup_op_and_var_names"
+_ADVICE_ABOUT_NAMES = ("give that input another name, or each output a name of its own "
+                       "(outputs=[coremltools.TensorType(name=...)])")
 _TORCH_PASS_PREFIX = "torch::"
 "The prefix of passes that lower ops of the torch dialect: no pipeline and no precision can do without them."
 _ADVICE_IN_READING = ("use other ops in that part of the model, or convert the result of torch.export or "
@@ -116,7 +119,10 @@ def _find_failed_stage(error: Exception) -> tuple[str, str]:
     for frame, module, function in frames:
         if function == "apply_pipeline":
             name = str(frame.f_locals.get("pass_name"))
-            advice = _ADVICE_IN_TORCH_PASS if name.startswith(_TORCH_PASS_PREFIX) else _ADVICE_IN_PASS
+            if name == _NAMES_PASS:
+                advice = _ADVICE_ABOUT_NAMES
+            else:
+                advice = _ADVICE_IN_TORCH_PASS if name.startswith(_TORCH_PASS_PREFIX) else _ADVICE_IN_PASS
             stage = f"the pass '{name}'", advice
         elif not stage[0] and (module.startswith(_BACKEND_MODULE_PREFIX) or function == _PROGRAM_CHECK_FUNCTION):
             stage = "writing the program", _ADVICE_AT_END

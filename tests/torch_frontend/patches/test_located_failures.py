@@ -220,3 +220,17 @@ def test_an_op_with_regions_is_refused_with_its_line(function: Callable[..., Any
     exported = captured(function, (V,), "export")
     with pytest.raises(NotConverted, match=rf"op '{name}' \(.*\.py:\d+\): has regions.*torch.where"):
         ane.convert(exported, minimum_deployment_target=ct.target.iOS16)
+
+
+def test_an_input_named_as_an_output_is_told_how_to_name_both():
+    class DoubledAndMore(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            y = x * 2
+            return y, y + 1
+
+    traced = torch.jit.trace(DoubledAndMore().eval(), V)
+    fault = r"'y'.* used both as function's input and output; give that input another name, or each output a name of"
+    with pytest.raises(NotConverted, match=fault):
+        ane.convert(traced, inputs=[ct.TensorType(name="y", shape=V.shape)], skip_model_load=True)
+    outputs = [ct.TensorType(name="doubled"), ct.TensorType(name="more")]
+    ane.convert(traced, inputs=[ct.TensorType(name="y", shape=V.shape)], outputs=outputs, skip_model_load=True)
