@@ -72,6 +72,29 @@ add_case("arithmetic hypot of zeros", lambda x, y: torch.hypot(x, y), torch.tens
 def arithmetic_buckets(x: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
     return torch.bucketize(x, edges) + torch.bucketize(x, edges, right=True) * 10
 
+# `searchsorted`: one sequence for all values, a sequence for each row, a sorter, both sides.
+SORTED_ROWS = torch.tensor([[1.0, 2.0, 2.0, 4.0], [-3.0, 0.0, 0.5, 2.0]])
+SOUGHT = torch.tensor([[2.0, 5.0, 0.0], [0.5, 2.0, -9.0]])
+
+
+@case(SORTED_ROWS, SOUGHT, frontends=FRONTENDS, flexible=(1,), at=[(SORTED_ROWS[:, :3], SOUGHT)])
+def searchsorted_of_rows(x: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return torch.searchsorted(x, values), torch.searchsorted(x, values, right=True)
+
+
+@case(SORTED_ROWS, SOUGHT, frontends=TRACE_AND_EXPORT)
+def searchsorted_of_one_sequence(x: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return (torch.searchsorted(x[0], values, side="right"), torch.searchsorted(x[1], values[0], right=True),
+            torch.searchsorted(x[1], values.reshape(1, 2, 3, 1)), torch.searchsorted(x[0], values[0, 0]),
+            torch.searchsorted(x[0], 2.0))
+
+
+@case(SORTED_ROWS.flip(1), SOUGHT, frontends=TRACE_AND_EXPORT)
+def searchsorted_with_a_sorter(x: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    order = torch.argsort(x, dim=1)
+    return (torch.searchsorted(x, values, sorter=order, right=True),
+            torch.searchsorted(x[0], values, sorter=torch.tensor([3, 1, 2, 0]), side="left"))
+
 # scaled_dot_product_attention: masks of every kind, grouped heads, causal, scaled.
 ATTENTION_Q, ATTENTION_K, ATTENTION_V = torch.randn(2, 4, 3, 8), torch.randn(2, 4, 5, 8), torch.randn(2, 4, 5, 6)
 
