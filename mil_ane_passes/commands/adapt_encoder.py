@@ -49,7 +49,8 @@ def write_encoder(
 ) -> None:
     """Write the packages of an encoder and their other files into `folder`; the report states a rejection."""
     options.progress("adapting")
-    drafts, structure, reason = _transform(options, before, draft, structure, context)
+    unstable: list[str] = []
+    drafts, structure, reason = _transform(options, before, draft, structure, context, unstable)
     report.done = list(dict.fromkeys(each.note for part in drafts for each in part.done if each.changed))
     if reason:
         report.status, report.reason = "rejected", reason
@@ -65,18 +66,20 @@ def write_encoder(
     (folder / "README.md").write_text(_format_readme(manifest, report.notes), encoding="utf-8")
     if options.verify:
         options.progress("running")
-        _compare_results(before, structure, manifest, folder, report)
+        _compare_results(before, structure, manifest, folder, report, "float16" if unstable else "float32")
 
 
 def _transform(
-    options: AdaptOptions, before: Program, draft: Draft, structure: EncoderStructure, context: int | None
+    options: AdaptOptions, before: Program, draft: Draft, structure: EncoderStructure, context: int | None,
+    unstable: list[str],
 ) -> tuple[list[Draft], EncoderStructure, str]:
     """Apply the transforms; return the drafts, the structure (with the least possible length), and a description of the
     difference from the source, or "".
 
     Tables of positions that are stored rounded, such as those of rotary embeddings, differ from the values that the
     source computes. In this case the model before folding is compared with the source, and the drafts with the folded
-    model. `_compare_results` then compares the drafts with the source, with a bound on the difference.
+    model. `_compare_results` then compares the drafts with the source, with a bound on the difference. The same holds
+    for integers and booleans that jump where floats round, whose names are added to `unstable`.
     """
     from ..equivalence.changed_interfaces import compare_across_interfaces
     from ..ir.clone import clone_program
@@ -85,8 +88,9 @@ def _transform(
     rounded: list[str] = []
 
     def evaluate(function: Function, values: Sequence[Var]) -> list[Any]:
-        arrays = evaluate_values(function, values)
+        arrays = evaluate_values(function, values, unstable)
         rounded.extend(var.name for var, array in zip(values, arrays) if _is_rounded(var, array))
+        rounded.extend(unstable)
         return arrays
 
     padded, structure = pad_encoder(draft, structure, context)
@@ -116,12 +120,18 @@ def _is_rounded(var: Var, array: Any) -> bool:
         np.asarray(array).astype(types.nptype_from_builtin(var.dtype)), array, equal_nan=True)
 
 
-def evaluate_values(function: Function, values: Sequence[Var]) -> list[Any]:
-    """Compute values that depend on constants alone, in float64."""
+def evaluate_values(function: Function, values: Sequence[Var], unstable: list[str] | None = None) -> list[Any]:
+    """Compute values that depend on constants alone: floats in float64, integers and booleans as the model does.
+
+    An integer or a boolean that is made of floats jumps where they round otherwise (the bucket of a position, floor of
+    a logarithm), so that it is computed with the floats as they are declared. The names of those that differ in float64
+    are added to `unstable`.
+    """
     from coremltools.converters.mil.mil import Program
 
     from ..ir.block_editor import BlockEditor
     from ..ir.clone import clone_function
+    from ..ir.constants import make_const
     from ..ir.coremltools_internals import remove_function_input
     from ..runtime import Runtime
 
@@ -132,10 +142,41 @@ def evaluate_values(function: Function, values: Sequence[Var]) -> list[Any]:
         editor.remove_if_unused(reversed(list(clone.operations)))
     for name in list(clone.inputs):
         remove_function_input(clone, name)
+    wanted, jumps = list(clone.outputs), _find_jumps(clone)
+    clone.set_outputs([*wanted, *(var for var in jumps if var.name not in names)])
     program = Program()
     program.add_function("main", clone)
     found = Runtime(program, function="main", precision="float64")({})
+    declared = Runtime(program, function="main", precision="float16")({}) if jumps else {}
+    changed = [var for var in jumps if not np.array_equal(declared[var.name], found[var.name])]
+    if changed:
+        if unstable is not None:
+            unstable.extend(var.name for var in changed)
+        kept = {var.name: declared[var.name] for var in jumps if var.name in names}
+        with clone, BlockEditor() as editor:
+            for var in jumps:
+                value = np.asarray(declared[var.name])
+                editor.replace(var, make_const(value if value.ndim else value[()], var.dtype, f"{var.name}_as_declared",
+                                               var.op))
+        clone.set_outputs([var for var in clone.outputs if var.name in names])
+        program = Program()
+        program.add_function("main", clone)
+        found = {**(Runtime(program, function="main", precision="float64")({}) if clone.outputs else {}), **kept}
     return [found[var.name] for var in values]
+
+
+def _find_jumps(function: Function) -> list[Var]:
+    """Return the integers and booleans that ops outside of blocks make of floats."""
+    from coremltools.converters.mil.mil import types
+
+    from ..ir.query import get_flat_inputs
+
+    def is_array(var: Var) -> bool:
+        return bool(types.is_tensor(var.sym_type) or types.is_scalar(var.sym_type))
+
+    return [var for op in function.operations
+            if any(is_array(each) and types.is_float(each.dtype) for each in get_flat_inputs(op))
+            for var in op.outputs if is_array(var) and not types.is_float(var.dtype)]
 
 
 def _make_manifest(
@@ -183,15 +224,16 @@ def _get_padding(var: Var) -> float:
 
 
 def _compare_results(
-    before: Program, structure: EncoderStructure, manifest: Mapping[str, Any], folder: Path, report: AdaptReport
+    before: Program, structure: EncoderStructure, manifest: Mapping[str, Any], folder: Path, report: AdaptReport,
+    precision: str,
 ) -> None:
-    """Run the source and the packages at several real lengths, with and without masked tokens.
+    """Run the source, at `precision`, and the packages at several real lengths, with and without masked tokens.
 
     Results of masked tokens are not compared: if a token's whole attention window is masked, it has no valid result.
     """
     from ..runtime import Runtime, predictor
 
-    original = Runtime(before, function=structure.function, precision="float32")
+    original = Runtime(before, function=structure.function, precision=precision)
     packages = {name: predictor(folder / name, precision="float32") for name in (manifest["lookup"], manifest["main"])
                 if name is not None}
     lengths = _choose_lengths(manifest)
