@@ -327,7 +327,7 @@ class MaskValues(NamedTuple):
 def find_mask_values(start: Var) -> MaskValues | None:
     """Return the values of an input that is a mask of floats; None for other inputs.
 
-    A mask that is added to scores hides with a large negative number. One of 0 and 1 that the model scales, such as
+    A mask that is added to scores hides with a large negative number, one that is subtracted with a positive one. One of 0 and 1 that the model scales, such as
     `(1 - mask) * -1e4`, hides with one of the two, and its padding is the number of which as large a negative one is
     made: padding is hidden more than any key.
     """
@@ -335,7 +335,8 @@ def find_mask_values(start: Var) -> MaskValues | None:
         return None
     scale, offset = _find_mask_scale(start)
     if abs(scale) < _MIN_MASK_SCALE:
-        return MaskValues(MASKED, 0.0, MASKED) if _is_added_only(start) else None
+        hidden = MASKED if scale > 0 else -MASKED
+        return MaskValues(hidden, 0.0, hidden) if _is_added_only(start) else None
     padding = (MASKED - offset) / scale
     return MaskValues(0.0, 1.0, min(padding, 0.0)) if scale > 0 else MaskValues(1.0, 0.0, max(padding, 1.0))
 
@@ -367,7 +368,9 @@ def _find_mask_scale(start: Var) -> tuple[float, float]:
             seen.add(op)
             number = next((get_uniform(other) for other in op.inputs.values() if other is not var), None) if (
                 op.op_type in ("add", "mul", "sub")) else None
-            if number is None:
+            if number is None and op.op_type == "sub" and op.y is var:
+                scaled = -scale, -offset
+            elif number is None:
                 scaled = (scale, offset) if op.op_type != "mul" else None
             elif op.op_type == "mul":
                 scaled = scale * number, offset * number

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import re
 
 import coremltools as ct
@@ -21,9 +22,11 @@ SCALED_MASKS = {
     "1 shows": (lambda mask: mb.mul(x=mb.sub(x=np.float16(1), y=mask), y=np.float16(-1e4)), -3),
     "0 hides": (lambda mask: mb.mul(x=mb.sub(x=mask, y=np.float16(1)), y=np.float16(1e4)), -3),
     "1 hides": (lambda mask: mb.mul(x=mask, y=np.float16(-2e4)), 2),
+    "0 hides, subtracted": (lambda mask: mb.mul(x=mb.sub(x=np.float16(1), y=mask), y=np.float16(1e4)), -3),
+    "1 hides, subtracted": (lambda mask: mb.mul(x=mask, y=np.float16(2e4)), 2),
     "0 hides, by a sum": (lambda mask: mb.add(x=mb.mul(x=mask, y=np.float16(1e4)), y=np.float16(-1e4)), -3),
 }
-"Masks of floats that the model scales, by form: what is added to scores, and the padding that adapt chooses."
+"Masks of floats that the model scales, by form: what is added to scores or subtracted, and the padding that adapt chooses."
 
 
 def run_folder(folder, feeds, length):
@@ -194,10 +197,51 @@ def test_masks_of_floats_that_the_model_scales(tmp_path, form):
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert manifest["inputs"]["mask"]["padding"] == SCALED_MASKS[form][1]
     ids, shown = np.array([[3, 1, 4, 1, 5]], np.int32), np.array([1, 1, 0, 1, 1], np.float16)
-    mask = (1 - shown if form == "1 hides" else shown)[None, None, None]
+    mask = (1 - shown if form.startswith("1 hides") else shown)[None, None, None]
     (expected,) = ane.run(tmp_path / "source.mlpackage", {"ids": ids, "mask": mask}).values()
     found = run_folder(tmp_path / "out", {"ids": ids, "mask": mask}, 5)["out"]
     np.testing.assert_allclose(found[:, :5], expected, atol=2e-2)
+
+
+@pytest.mark.parametrize("form, hidden", [("float mask", -4e4), ("float mask, subtracted", 4e4)])
+def test_masks_of_floats_that_are_added_or_subtracted(tmp_path, form, hidden):
+    report = ane.adapt(make_encoder(tmp_path / "source.mlpackage", form=form), tmp_path / "out", context=CONTEXT)
+    assert report.status == "written", str(report)
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["inputs"]["mask"]["padding"] == hidden
+    feeds = {"ids": np.array([[3, 1, 4, 1, 5]], np.int32), "mask": np.array([0, 0, hidden, 0, 0], np.float16)[
+        None, None, None]}
+    (expected,) = ane.run(tmp_path / "source.mlpackage", feeds).values()
+    np.testing.assert_allclose(run_folder(tmp_path / "out", feeds, 5)["out"][:, :5], expected, atol=2e-2)
+
+
+@pytest.mark.parametrize("precision", ["FLOAT32", "FLOAT16"])
+def test_buckets_of_positions_are_those_of_the_floats_that_the_model_declares(tmp_path, precision):
+    """The logarithm at a border between two buckets is an integer in exact arithmetic, and below it in float64."""
+    torch = pytest.importorskip("torch")
+
+    class Biased(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.bias = torch.nn.Embedding(9, WIDTH), torch.nn.Embedding(16, 1)
+
+        def forward(self, ids):
+            x, places = self.table(ids), torch.arange(ids.shape[1])
+            far = (places[None] - places[:, None]).abs()
+            large = 8 + (torch.log(far.float() / 8) / math.log(16) * 8).long()
+            bucket = torch.where(far < 8, far, torch.min(large, torch.full_like(large, 15)))
+            return (x @ x.transpose(1, 2) + self.bias(bucket)[..., 0] * 4).softmax(-1) @ x
+
+    torch.manual_seed(0)
+    model, ids = Biased().eval(), torch.arange(40, dtype=torch.int32)[None] % 9
+    length = ct.RangeDim(1, 64, 40)
+    ct.convert(torch.jit.trace(model, ids), inputs=[ct.TensorType("ids", (1, length), dtype=np.int32)],
+               outputs=[ct.TensorType("out")], minimum_deployment_target=ct.target.iOS17, skip_model_load=True,
+               compute_precision=getattr(ct.precision, precision)).save(str(tmp_path / "source.mlpackage"))
+    report = ane.adapt(tmp_path / "source.mlpackage", tmp_path / "out")
+    assert report.status == "written" and report.result_error < 5e-3, str(report)
+    found = run_folder(tmp_path / "out", {"ids": ids.numpy()}, 40)["out"][:, :40]
+    wanted = model(ids).detach().numpy()
+    assert np.abs(found - wanted).max() < 5e-3 * np.abs(wanted).max()
 
 
 @pytest.mark.parametrize("form", ["largest row", "logarithms"])
@@ -277,8 +321,8 @@ def test_wrong_results_are_found_and_nothing_is_written(tmp_path, monkeypatch, b
         monkeypatch.setattr(encoder, "MASKED", 0.0)
     elif broken == "table":
         evaluate = adapt_encoder.evaluate_values
-        monkeypatch.setattr(adapt_encoder, "evaluate_values", lambda function, values: [
-            each + 0.1 if each.dtype.kind == "f" else each for each in evaluate(function, values)])
+        monkeypatch.setattr(adapt_encoder, "evaluate_values", lambda *given: [
+            each + 0.1 if each.dtype.kind == "f" else each for each in evaluate(*given)])
     else:
         monkeypatch.setattr(padding.Padding, "_hide", lambda self, op, axis: None)
     form = {"padding": "select", "mask": "no mask", "mask of a rotary one": "rotary", "mask that is added": "window",
@@ -305,7 +349,7 @@ def make_encoder(path, *, batch=1, length=None, most=CONTEXT, features=False, fo
                             dtype=np.float16 if features else np.int32)]
     masked = not features and form not in ("no mask", "rotary")
     if masked:
-        float_mask = form in ("float mask", *SCALED_MASKS)
+        float_mask = form.startswith("float mask") or form in SCALED_MASKS
         specs.append(mb.TensorSpec((1, 1, 1, size) if float_mask else (1, size), dtype=types.fp16 if float_mask
                                    else types.int32))
         inputs.append(ct.TensorType("mask", (1, 1, 1, range_) if float_mask else (1, range_),
@@ -326,10 +370,12 @@ def make_encoder(path, *, batch=1, length=None, most=CONTEXT, features=False, fo
             x = mb.mul(x=x, y=mb.cos(x=angles))
         query = mb.matmul(x=x, y=normal(WIDTH, WIDTH).astype(np.float32 if float32 else np.float16))
         scores = mb.matmul(x=query, y=x, transpose_y=True)
-        if form == "float mask":
-            scores = mb.add(x=scores, y=mb.squeeze(x=mask, axes=[1]))
+        if form.startswith("float mask"):
+            combine = mb.sub if form.endswith("subtracted") else mb.add
+            scores = combine(x=scores, y=mb.squeeze(x=mask, axes=[1]))
         elif form in SCALED_MASKS:
-            scores = mb.add(x=scores, y=SCALED_MASKS[form][0](mb.squeeze(x=mask, axes=[1])))
+            combine = mb.sub if form.endswith("subtracted") else mb.add
+            scores = combine(x=scores, y=SCALED_MASKS[form][0](mb.squeeze(x=mask, axes=[1])))
         elif form in ("select", "window"):
             hidden = mb.expand_dims(x=mb.equal(x=mask, y=0), axes=[1])
             if form == "window":
