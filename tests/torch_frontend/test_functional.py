@@ -227,6 +227,19 @@ def test_dtype_of_the_written_tensor_stays() -> None:
     same(write, torch.arange(12.).reshape(3, 4) / 3, frontend="trace")
 
 
+def test_comparisons_in_place_write_numbers() -> None:
+    def write(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        positive, missing, both, kept = x * 1, x * 1, x * 1, (x * 1)[:2]
+        positive.gt_(0)
+        missing.logical_not_()
+        missing += 0.5
+        both.logical_and_(x > -1).mul_(3)
+        kept[0].eq_(x[0])
+        return positive + positive, missing, both, kept * 2
+
+    same(write, torch.tensor([[-2.0, -0.5, 0.0], [0.0, 1.0, 3.0], [1.0, -1.0, 0.0]]), frontend="trace")
+
+
 def unclear_reshape(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     z = (x * y).transpose(0, 1)
     flat = torch.nn.functional.pad(z, [0, 0]).reshape(-1)

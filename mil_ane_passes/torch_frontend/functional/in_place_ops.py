@@ -22,6 +22,10 @@ _DTYPE_PRESERVING_OPS = frozenset((
     "copy", "fill", "index_put", "masked_fill", "scatter", "clamp", "relu", "index_fill", "index_copy",
     "masked_scatter", "neg", "abs", "triu", "tril"))
 """Ops whose result always has the dtype of their first argument."""
+_BOOLEAN_OPS = frozenset((
+    "eq", "ne", "lt", "le", "gt", "ge", "equal", "not_equal", "less", "less_equal", "greater", "greater_equal",
+    "logical_and", "logical_or", "logical_xor", "logical_not"))
+"""Ops whose functional form gives booleans, whatever the dtype of the tensor that the form in place writes to."""
 
 
 def find_written_arguments(node: Any) -> list[int]:
@@ -53,6 +57,8 @@ def emit_functional_op(emit: Emitter, node: Any, place: int, inputs: list[Any]) 
     functional = _OPERATOR_NAMES.get(name) or name.removesuffix("_")
     if functional == name or not _is_aten_operator(functional):
         raise NotConverted.at(node, "writes in place, and torch has no functional form of it")
+    if functional in _BOOLEAN_OPS:
+        return emit.op("aten::type_as", emit.op(f"aten::{functional}", *inputs), target, like=target)
     new = emit.op(f"aten::{functional}", *inputs, like=target)
     if functional in _DTYPE_PRESERVING_OPS or _has_one_dtype(inputs):
         return new
