@@ -22,8 +22,8 @@ from ..lowering import add_result, bind_arguments, name_result, to_python
 from ..probes import find_fault
 
 PATCH = Patch(code="TORCH128", severity=Severity.WRONG,
-              title="max pools with dilation, average pools with `divisor_override` and pools without a batch are rejected; "
-                    "with ceil_mode a window after the input is counted",
+              title="max pools with dilation, average pools with `divisor_override` and pools without a batch are "
+                    "rejected; with ceil_mode a window after the input is counted",
               upstream=("none known",))
 
 
