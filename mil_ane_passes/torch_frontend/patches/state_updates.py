@@ -1,0 +1,107 @@
+"""States of exported programs: their updates, and names that are those of ops.
+
+A buffer that becomes a state has its own name in coremltools' graph, which an op of the program can have, too: for
+`self.mean.add_(x.mean(0))` the state is found in place of the op "mean". Such an op gets another name here.
+
+`canonicalize_inplace_pattern` moves updates of states behind the op of their value. It finds the place by the ops as they were, so that it fails where that of the next update was removed by its own
+steps ("KeyError": a module that keeps two running statistics), and names the new op by all passes that made the value,
+of which a scope allows one (a state that is divided by a number, at float16).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import Operation, types
+from coremltools.converters.mil.mil.scope import ScopeInfo, ScopeSource
+
+from ..contract import Patch
+
+PATCH = Patch(code="TORCH185", title="exported updates of two states that no op reads afterwards, of a state with a "
+                                     "quotient at float16, and of a buffer named as an op (`mean`) fail", upstream=("none known",))
+_PASS = "canonicalize_inplace_pattern"
+_MODULE = "coremltools.converters.mil.mil.passes.defs.optimize_state"
+_SINGLE_SOURCES = frozenset((ScopeSource.COREMLTOOLS_GRAPH_PASS, ScopeSource.EXIR_DEBUG_HANDLE))
+"Sources of which a scope has one name at most."
+
+
+@PATCH.probe
+def probe() -> str | None:
+    """Move the updates of two states whose values were made one after the other; name an op that two passes made."""
+    import coremltools as ct
+    from coremltools.converters.mil.mil.passes.defs.optimize_state import canonicalize_inplace_pattern
+    from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY
+
+    @mb.program(input_specs=[mb.TensorSpec((2,), dtype=types.fp16), *[mb.StateTensorSpec((2,), dtype=types.fp16)] * 2],
+                opset_version=ct.target.iOS18)
+    def program(x: Any, first: Any, second: Any) -> Any:
+        one, two = mb.mul(x=x, y=np.float16(2)), mb.mul(x=x, y=np.float16(3))
+        mb.coreml_update_state(state=first, value=one)
+        mb.coreml_update_state(state=second, value=two)
+        return mb.add(x=x, y=np.float16(1))
+
+    try:
+        PASS_REGISTRY[f"common::{_PASS}"](program)
+        canonicalize_inplace_pattern._construct_scope_info_list_from_op_scopes(
+            SimpleNamespace(scopes={ScopeSource.COREMLTOOLS_GRAPH_PASS: ["divide_to_multiply", "add_fp16_cast"]}))
+    except (KeyError, ValueError) as error:
+        return f"fails: {type(error).__name__}: {error}"
+    return None
+
+
+@PATCH.replace_function(_MODULE, f"{_PASS}._try_match_and_transform_pattern")
+def move_updates(host: Callable[..., Any], self: Any, op: Operation, block: Any, ops: list[Operation]) -> None:
+    """Move the updates of states by results of `op` behind `op`, unless an op between them uses the state."""
+    if op.op_type in ("read_state", "coreml_update_state"):
+        return
+    later = [each for each in ops[ops.index(op) + 1:] if each.enclosing_block is block]
+    for update in self._try_find_child_coreml_update_state_ops(op):
+        if update.enclosing_block is not block or update not in later or _is_used_before(later, update):
+            continue
+        following = next(each for each in later if each.enclosing_block is block)
+        with mb.scope(*self._construct_scope_info_list_from_op_scopes(op)):
+            moved = mb.coreml_update_state(state=update.state, value=update.value, before_op=following)
+        if block.try_replace_uses_of_var_after_op(anchor_op=update, old_var=update.outputs[0], new_var=moved):
+            block.remove_ops([update])
+
+
+def _is_used_before(ops: list[Operation], update: Operation) -> bool:
+    """Return whether an op of `ops` before `update` reads or writes its state."""
+    return any(each.enclosing_block is not None and update.state in each.inputs.values()
+               for each in ops[:ops.index(update)])
+
+
+@PATCH.replace_function(_MODULE, f"{_PASS}._construct_scope_info_list_from_op_scopes")
+def list_scopes(host: Callable[..., Any], op: Operation) -> list[ScopeInfo]:
+    """List the scopes of an op, with the last name alone of sources that allow one."""
+    return [ScopeInfo(source=source, data=data[-1:] if source in _SINGLE_SOURCES and isinstance(data, list) else data)
+            for source, data in op.scopes.items()]
+
+
+@PATCH.replace_function("coremltools.converters.mil.frontend.torch.internal_graph", "InternalTorchIRGraph.from_exir")
+def from_exir(host: Callable[..., Any], cls: Any, exir: Any, *more: Any, **named: Any) -> Any:
+    """Read an exported program, with other names for ops that are named as a mutable buffer."""
+    buffers = set(getattr(exir.graph_signature, "buffers_to_mutate", {}).values())
+    clashes = [node.name for node in exir.graph.nodes if node.op == "call_function" and node.name in buffers]
+    return host(cls, _rename_ops(exir, buffers) if clashes else exir, *more, **named)
+
+
+def _rename_ops(exir: Any, taken: set[str]) -> Any:
+    """Copy an exported program whose ops have none of the names in `taken`."""
+    import torch
+
+    graph = torch.fx.Graph()
+    result = graph.graph_copy(exir.graph, {}, return_output_node=True)
+    assert isinstance(result, tuple), "an exported program has an output"
+    graph.output(result[0]).meta.update(result[1].meta)
+    signature = copy.deepcopy(exir.graph_signature)
+    for node in graph.nodes:
+        if node.op == "call_function" and (old := node.name) in taken:
+            node._rename(f"{old}_op")
+            signature.replace_all_uses(old, node.name)
+    return exir._update(torch.fx.GraphModule(exir.graph_module, graph), signature)

@@ -1,0 +1,91 @@
+"""States of exported programs: several of them, written from quotients, and named as ops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import coremltools as ct
+import numpy as np
+import pytest
+import torch
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import types
+from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY
+
+import mil_ane_passes as ane
+from mil_ane_passes.torch_frontend.patching import patched
+
+
+class Keeper(torch.nn.Module):
+    """Buffers of three numbers that `step` reads and writes."""
+
+    def __init__(self, step: Callable[..., torch.Tensor], *names: str) -> None:
+        super().__init__()
+        self.step, self.names = step, names
+        for name in names:
+            self.register_buffer(name, torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.step(x, *(getattr(self, name) for name in self.names))
+
+
+def standardize(x: torch.Tensor, mean: torch.Tensor, spread: torch.Tensor) -> torch.Tensor:
+    y = (x - mean) / (spread + 1)
+    mean.mul_(0.5).add_(x.mean(0))
+    spread.mul_(0.5).add_(x.var(0))
+    return y
+
+
+def keep_half(x: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    y = x + kept
+    kept.copy_(x[0] / 2)
+    return y
+
+
+def keep_both(x: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    y, half = x + first * second, x.sum(0) / 2
+    first.copy_(half)
+    second.copy_(half * 2)
+    return y
+
+
+CASES = {
+    "two statistics": (standardize, "mean_of_all", "spread"),
+    "statistics named as ops": (standardize, "mean", "var"),
+    "all named as ops": (standardize, "mul", "add"),
+    "a quotient": (keep_half, "kept"),
+    "a quotient in a buffer named as its op": (keep_half, "div"),
+    "a value and its double": (keep_both, "first", "second"),
+}
+
+
+@pytest.mark.parametrize("precision", ["FLOAT16", "FLOAT32"])
+@pytest.mark.parametrize("name", CASES)
+def test_exported_states_are_those_of_pytorch(name: str, precision: str) -> None:
+    module = Keeper(*CASES[name]).eval()
+    program = torch.export.export(Keeper(*CASES[name]).eval(), (torch.zeros(4, 3),)).run_decompositions({})
+    names = [node.name for node in program.graph.nodes]
+    model = ane.convert(program, minimum_deployment_target=ct.target.iOS18, skip_model_load=True,
+                        compute_precision=getattr(ct.precision, precision))
+    assert [node.name for node in program.graph.nodes] == names, "the user's program is not changed"
+    predictor = ane.runtime.predictor(model)
+    state = predictor.make_state()
+    for step in range(3):
+        x = torch.arange(12.).reshape(4, 3).roll(step, 0) / 8
+        (found,) = predictor.predict({next(iter(program.graph_signature.user_inputs)): x.numpy()}, state).values()
+        np.testing.assert_allclose(found, module(x).numpy(), atol=4e-3)
+
+
+def test_an_update_is_not_moved_before_a_read_of_its_state() -> None:
+    @mb.program(input_specs=[mb.TensorSpec((2,), dtype=types.fp16), mb.StateTensorSpec((2,), dtype=types.fp16)],
+                opset_version=ct.target.iOS18)
+    def program(x, kept):
+        doubled = mb.mul(x=x, y=np.float16(2))
+        before = mb.read_state(input=kept)
+        mb.coreml_update_state(state=kept, value=doubled)
+        return mb.add(x=before, y=x)
+
+    with patched():
+        PASS_REGISTRY["common::canonicalize_inplace_pattern"](program)
+    kinds = [op.op_type for op in program.functions["main"].operations if op.op_type != "const"]
+    assert kinds == ["mul", "read_state", "coreml_update_state", "add"]
