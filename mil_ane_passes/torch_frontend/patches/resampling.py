@@ -76,7 +76,7 @@ def lower_linear_resize(context: Any, node: Any) -> None:
     kind = node.kind.removesuffix(".vec")
     inputs, axes = bind_arguments(context, node, "input output_size align_corners"), _get_spatial_axes(kind)
     x, corners = inputs.input, bool(to_python(inputs.align_corners, node, "align_corners"))
-    if kind == "_upsample_bilinear2d_aa" and _is_enlargement(context, node, x, axes):
+    if kind == "_upsample_bilinear2d_aa" and not corners and _is_enlargement(context, node, x, axes):
         from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
 
         _TORCH_OPS_REGISTRY.name_to_func_mapping[node.kind](context, node)
@@ -212,13 +212,13 @@ def _resize_nearest(x: Var, sizes: list[Var]) -> Var:
 
 
 def _is_enlargement(context: Any, node: Any, x: Var, axes: range) -> bool:
-    """Return whether no axis becomes smaller.
+    """Return whether no axis becomes smaller, or is scaled by a fraction, which coremltools rejects.
 
-    The antialiased resize is then equal to the plain one, for which coremltools has an op.
+    Without aligned corners the antialiased resize is then equal to the plain one, for which coremltools has an op.
     """
     if has_static_shape(x):
-        return all(size >= x.shape[axis] for axis, (size, _) in zip(axes, _read_target_sizes(context, node, x, axes, 3),
-                                                                    strict=True))
+        return all(size >= x.shape[axis] and (scale is None or float(scale).is_integer()) for axis, (size, scale) in zip(
+            axes, _read_target_sizes(context, node, x, axes, 3), strict=True))
     if len(node.inputs) != 4:
         return False
     scales = bind_arguments(context, node, "input output_size align_corners scale_factors").scale_factors

@@ -44,6 +44,14 @@ def test_antialiased_bilinear_that_enlarges_is_the_hosts_op(flexible: list[int])
     assert "matmul" not in {op.op_type for op in mlmodel._mil_program.functions["main"].operations}
 
 
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+@pytest.mark.parametrize("resize", [{"size": (9, 13), "align_corners": True}, {"scale_factor": 2, "align_corners": True},
+                                    {"scale_factor": 1.3}, {"scale_factor": (1.3, 2)}])
+def test_antialiased_bilinear_that_enlarges(frontend: str, resize: dict[str, Any]) -> None:
+    """With aligned corners it is not the plain one."""
+    check(lambda x: interpolate(x, mode="bilinear", antialias=True, **resize), IMAGE, frontend=frontend)
+
+
 @pytest.mark.parametrize("mode", ["bicubic", "nearest-exact"])
 def test_scales_that_are_not_whole_in_single_precision(mode: str) -> None:
     check(lambda x: interpolate(x, scale_factor=(0.7, 1.3), mode=mode), torch.randn(1, 1, 10, 10))
