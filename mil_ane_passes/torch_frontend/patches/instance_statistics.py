@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from coremltools.converters.mil.mil import Builder as mb
 
 from ...passes.severity import Severity
@@ -39,16 +40,10 @@ def instance_norm(context: Any, node: Any) -> None:
 
         _TORCH_OPS_REGISTRY.name_to_func_mapping["instance_norm"](context, node)
         return
-    scale = {name: value for name, value in (("gamma", inputs.weight), ("beta", inputs.bias)) if value is not None}
-    add_result(
-        context,
-        node,
-        mb.batch_norm(
-            x=inputs.input,
-            mean=inputs.running_mean,
-            variance=inputs.running_var,
-            **scale,
-            epsilon=to_python(inputs.eps, node, "eps"),
-            name=node.name,
-        ),
-    )
+    # coremltools' fuse_conv_batchnorm reads gamma and beta, which an instance norm can lack.
+    channels = inputs.running_mean.shape[0]
+    gamma = np.ones(channels, np.float32) if inputs.weight is None else inputs.weight
+    beta = np.zeros(channels, np.float32) if inputs.bias is None else inputs.bias
+    add_result(context, node, mb.batch_norm(x=inputs.input, mean=inputs.running_mean, variance=inputs.running_var,
+                                            gamma=gamma, beta=beta, epsilon=to_python(inputs.eps, node, "eps"),
+                                            name=node.name))
