@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from coremltools.converters.mil.mil import Function, Operation, Program, Var
+from coremltools.converters.mil.mil import Function, Operation, Program, Var, types
 
 from ..ir.constants import is_stored_alike
 from ..ir.query import get_const_value, get_flat_inputs, is_compressed, is_const_or_compressed
@@ -314,14 +314,14 @@ class _IndexProgram:
 
 def list_needed_ops(var: Var, most: int = _MAX_INDEX_OPS) -> list[Operation] | None:
     """Return the ops of the function that compute `var`, in their order; None where they are too expensive to run many
-    times: more than `most`, with blocks, or of many elements."""
+    times: more than `most`, with blocks, with lists, or of many elements."""
     needed: set[Operation] = set()
     pending = [var]
     while pending:
         op = pending.pop().op
         if op is None or op in needed or is_const_or_compressed(op.outputs[0]):
             continue
-        if len(needed) == most or op.blocks or any(each.rank and math.prod(
+        if len(needed) == most or op.blocks or any(types.is_list(each.sym_type) or each.rank and math.prod(
                 size if isinstance(size, int) else 1 for size in each.shape) > _MAX_INDICES for each in op.outputs):
             return None
         needed.add(op)

@@ -114,3 +114,17 @@ def test_a_row_is_read_where_another_op_takes_the_place_of_the_lookup(other):
     assert any(case.failed for case in found.cases if case.feeds == "rows of tables that differ")
     same = compare_programs(_look_up(name, ROW, 7.0), _look_up(name, ROW, 7.0, other))
     assert not any(case.feeds == "rows of tables that differ" for case in same.cases)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("read", ["list_read", "list_gather"])
+def test_values_of_lists_beside_thresholds_and_tables(dynamic, read):
+    @mb.program(input_specs=[mb.TensorSpec((5,), dtype=types.int32)], opset_version=ct.target.iOS17)
+    def program(ids):
+        x = mb.gather(x=np.arange(88, dtype=np.float32).reshape(11, 8) / 44 - 1, indices=ids, axis=0)
+        values = mb.make_list(init_length=2, dynamic_length=dynamic, elem_shape=(5, 8), dtype="fp32")
+        values = mb.list_write(ls=mb.list_write(ls=values, index=0, value=x), index=1, value=mb.mul(x=x, y=2.0))
+        y = mb.list_read(ls=values, index=1) if read == "list_read" else mb.list_gather(ls=values, indices=[0])
+        return mb.cumsum(x=mb.clip(x=y, alpha=-0.5, beta=0.7), axis=0)
+
+    assert compare_programs(program, program).equal
