@@ -16,7 +16,7 @@ from coremltools.converters.mil.mil import Var
 
 from ..contract import Patch
 from ..errors import NotConverted
-from ..lowering import bind_arguments, get_dims, normalize_axis, to_python, to_size_vector, to_tensor
+from ..lowering import bind_arguments, get_dims, is_constant, normalize_axis, to_python, to_size_vector, to_tensor
 from ..probes import find_fault
 
 PATCH = Patch(code="TORCH115",
@@ -70,7 +70,8 @@ def split(context: Any, node: Any) -> None:
         _TORCH_OPS_REGISTRY.name_to_func_mapping[node.kind.removeprefix("unsafe_")](context, node)
         return
     if (isinstance(sizes, Var) and sizes.rank == 0) or isinstance(sizes, int):
-        sizes = [to_python(sizes, node, "split_size")] * _count_pieces(node)
+        is_known = not isinstance(sizes, Var) or is_constant(sizes)
+        sizes = [to_python(sizes, node, "split_size") if is_known else sizes] * _count_pieces(node)
     elif isinstance(sizes, Var):
         sizes = to_python(sizes, node, "split_sizes")
     begin: Any = 0
@@ -93,10 +94,13 @@ def _slice_axis(x: Var, axis: int, begin: Any, end: Any, name: str) -> Var:
 
 
 def _count_pieces(node: Any) -> int:
-    """Return how many pieces the graph unpacks."""
+    """Return how many pieces the graph unpacks, or, in an exported program, how many there are."""
     for other in getattr(node.parent, "nodes", ()):
         if other.kind == "listunpack" and node.name in other.inputs:
             return len(other.outputs)
+    pieces = (node.meta or {}).get("val")
+    if isinstance(pieces, list | tuple):
+        return len(pieces)
     raise NotConverted.at(node, "the number of pieces depends on a flexible size", "unpack them, or fix the size")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import coremltools as ct
@@ -298,6 +299,12 @@ def test_instance_statistics_statistics(frontend: str, tracked: bool, affine: bo
     check(
         instance_statistics_norm(track_running_stats=tracked, affine=affine), INSTANCE_STATISTICS_X, frontend=frontend
     )
+
+
+def test_instance_statistics_behind_a_convolution() -> None:
+    """The batch norm is fused into the convolution, by a pass that reads gamma and beta."""
+    norm = instance_statistics_norm(track_running_stats=True, affine=False)
+    check(nn.Sequential(nn.Conv1d(4, 4, 3), norm).eval(), INSTANCE_STATISTICS_X)
 
 
 # `len` in scripts.
@@ -864,3 +871,20 @@ def test_what_is_added_to_a_linear_stands_the_passes_of_coremltools(add: Any) ->
         (found,) = outputs(each, [x], "float16")
         assert found.shape == expected.shape
         np.testing.assert_allclose(found, expected, rtol=0.1)
+
+
+# `chunk` and `split` of exported programs by a computed size.
+@pytest.mark.parametrize("split", [lambda x: x.chunk(2, 1), lambda x: x.split(x.shape[1] // 2, 1)])
+def test_halves_of_a_flexible_axis_of_an_exported_program(split: Callable[[torch.Tensor], Any]) -> None:
+    class Halves(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            first, second = split(x)
+            return first - second * 2
+
+    size = 2 * torch.export.Dim("half", min=2, max=20)
+    program = torch.export.export(Halves(), (torch.zeros(2, 10),), dynamic_shapes=({1: size},))
+    model = ane.convert(program.run_decompositions({}), skip_model_load=True)
+    for length in (4, 10, 40):
+        x = torch.arange(2. * length).reshape(2, length)
+        (found,) = ane.run(model, {"x": x.numpy()}).values()
+        assert found.tolist() == Halves()(x).tolist()
