@@ -108,7 +108,7 @@ class _PaddedFunction:
         self._lengths = _read_lengths(function, sizes)
         self._masks = {each for each, var in function.inputs.items() if types.is_tensor(var.sym_type) and (
             types.is_int(var.dtype) and reaches_softmax(var))}
-        "Integer inputs that are masks of keys; at least one key of each query must not be masked."
+        "Integer inputs that are masks or numbers of keys; at least one key of each query must not be masked."
 
     def apply(self) -> None:
         if not self._lengths.axes:
@@ -208,6 +208,8 @@ class _PaddedFunction:
             "input", name, name, "reshaped", map=_make_padder(shape, values.get(name, 0.0)),
             unmap_with=_make_input_cutter(name, name in self._masks),
             shapes=shapes if name == next(iter(values)) else ()) for name, shape in lengths.shapes.items()]
+        changes += [InterfaceChange("input", name, name, "reshaped", map=np.asarray, unmap_with=_count_one_or_more)
+                    for name in sorted(self._masks - {*lengths.shapes})]
         changes += [InterfaceChange("output", name, name, "reshaped", unmap_with=_make_output_cutter(
             tuple(map(int, self._get_output(name).shape)), axes, lengths.find_deficit))
             for name, axes in outputs.items()]
@@ -243,6 +245,11 @@ def _make_input_cutter(name: str, is_mask: bool) -> Callable[[Any, Mapping[str, 
         return found
 
     return cut
+
+
+def _count_one_or_more(array: Any, feeds: Mapping[str, Any]) -> Any:
+    """Raise numbers of keys to 1 at least: a query that attends to no key has no defined result."""
+    return np.maximum(array, 1).astype(np.asarray(array).dtype)
 
 
 def _make_output_cutter(

@@ -214,9 +214,8 @@ def test_masks_of_floats_that_are_added_or_subtracted(tmp_path, form, hidden):
     np.testing.assert_allclose(run_folder(tmp_path / "out", feeds, 5)["out"][:, :5], expected, atol=2e-2)
 
 
-@pytest.mark.parametrize("precision", ["FLOAT32", "FLOAT16"])
-def test_buckets_of_positions_are_those_of_the_floats_that_the_model_declares(tmp_path, precision):
-    """The logarithm at a border between two buckets is an integer in exact arithmetic, and below it in float64."""
+def make_biased_encoder(path, form="", precision="FLOAT16", hidden=-1e4):
+    """An encoder with a bias by buckets of distances, as T5 has, and keys that the second input shows or hides."""
     torch = pytest.importorskip("torch")
 
     class Biased(torch.nn.Module):
@@ -224,24 +223,66 @@ def test_buckets_of_positions_are_those_of_the_floats_that_the_model_declares(tm
             super().__init__()
             self.table, self.bias = torch.nn.Embedding(9, WIDTH), torch.nn.Embedding(16, 1)
 
-        def forward(self, ids):
+        def forward(self, ids, given=None):
             x, places = self.table(ids), torch.arange(ids.shape[1])
             far = (places[None] - places[:, None]).abs()
             large = 8 + (torch.log(far.float() / 8) / math.log(16) * 8).long()
             bucket = torch.where(far < 8, far, torch.min(large, torch.full_like(large, 15)))
-            return (x @ x.transpose(1, 2) + self.bias(bucket)[..., 0] * 4).softmax(-1) @ x
+            scores = x @ x.transpose(1, 2) + self.bias(bucket)[..., 0] * 4
+            if form == "count":
+                scores = scores.masked_fill(places[None, None] >= given[:, None, None], hidden)
+            elif form == "1 hides":
+                scores = scores.masked_fill(given[:, None] != 0, hidden)
+                shown = 1 - given.float()[..., None]
+                return (scores.softmax(-1) @ x * shown).sum(1) / shown.sum(1)
+            return scores.softmax(-1) @ x
 
     torch.manual_seed(0)
     model, ids = Biased().eval(), torch.arange(40, dtype=torch.int32)[None] % 9
     length = ct.RangeDim(1, 64, 40)
-    ct.convert(torch.jit.trace(model, ids), inputs=[ct.TensorType("ids", (1, length), dtype=np.int32)],
-               outputs=[ct.TensorType("out")], minimum_deployment_target=ct.target.iOS17, skip_model_load=True,
-               compute_precision=getattr(ct.precision, precision)).save(str(tmp_path / "source.mlpackage"))
+    given = {"": (), "count": (torch.tensor([40], dtype=torch.int32),), "1 hides": (ids * 0,)}[form]
+    inputs = [ct.TensorType("ids", (1, length), dtype=np.int32)]
+    inputs += [ct.TensorType("given", (1,) if form == "count" else (1, length), dtype=np.int32)] * len(given)
+    ct.convert(torch.jit.trace(model, (ids, *given)), inputs=inputs, outputs=[ct.TensorType("out")],
+               minimum_deployment_target=ct.target.iOS17, skip_model_load=True,
+               compute_precision=getattr(ct.precision, precision)).save(str(path))
+    return model, {"ids": ids} | dict(zip(["given"], given))
+
+
+@pytest.mark.parametrize("precision", ["FLOAT32", "FLOAT16"])
+@pytest.mark.parametrize("form", ["", "count", "1 hides"])
+def test_buckets_of_positions_are_those_of_the_floats_that_the_model_declares(tmp_path, precision, form):
+    """The logarithm at a border between two buckets is an integer in exact arithmetic, and below it in float64."""
+    model, feeds = make_biased_encoder(tmp_path / "source.mlpackage", form, precision)
     report = ane.adapt(tmp_path / "source.mlpackage", tmp_path / "out")
     assert report.status == "written" and report.result_error < 5e-3, str(report)
-    found = run_folder(tmp_path / "out", {"ids": ids.numpy()}, 40)["out"][:, :40]
-    wanted = model(ids).detach().numpy()
+    found = run_folder(tmp_path / "out", {name: each.numpy() for name, each in feeds.items()}, 40)["out"]
+    wanted = model(*feeds.values()).detach().numpy()
+    found = found[:, :40] if wanted.ndim == 3 else found
     assert np.abs(found - wanted).max() < 5e-3 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("hidden", [float("-inf"), -3.4e38])
+def test_a_number_of_keys_is_never_drawn_as_0(tmp_path, hidden):
+    """Without a key, a query has no defined result."""
+    make_biased_encoder(tmp_path / "source.mlpackage", "count", "FLOAT32", hidden)
+    report = ane.adapt(tmp_path / "source.mlpackage", tmp_path / "out")
+    assert report.status == "written", str(report)
+
+
+def test_keys_behind_the_first_are_compared_where_their_number_is_an_input(tmp_path, monkeypatch):
+    from mil_ane_passes.commands import adapt_encoder
+
+    evaluate = adapt_encoder.evaluate_values
+
+    def shift_last_column(*given):
+        return [each + (np.arange(each.shape[-1]) > 20) if each.dtype.kind == "f" and each.ndim > 1 else each
+                for each in evaluate(*given)]
+
+    make_biased_encoder(tmp_path / "source.mlpackage", "count")
+    monkeypatch.setattr(adapt_encoder, "evaluate_values", shift_last_column)
+    report = ane.adapt(tmp_path / "source.mlpackage", tmp_path / "out")
+    assert report.status == "rejected" and "at length" in report.reason, str(report)
 
 
 @pytest.mark.parametrize("form", ["largest row", "logarithms"])
