@@ -426,6 +426,7 @@ def _transform(
     outputs = {var.name for var in main.program.functions[structure.function].outputs}
     if options.cache == "io" and not {f"{name}_rows" for name in _list_caches(structure)} <= outputs:
         raise InputError("not all layers write the cache as rows at the position; expected this form in all layers, or "
+                         "convert the source model at float16, which casts no cache, or "
                          f"{format_option_values('cache', 'state')}")
     once: Draft | None = None
     if structure.fixed:

@@ -269,8 +269,8 @@ def find_caches(function: Function) -> dict[str, Operation]:
     found = {}
     for name, var in function.inputs.items():
         sizes = () if types.is_state(var.sym_type) else get_sizes(var.sym_type) or ()
-        if len(sizes) < 3 or None not in sizes or not types.is_float(var.dtype):
-            continue
+        if len(sizes) < 3 or None not in sizes or not types.is_float(var.dtype) or reaches_softmax(var):
+            continue  # a mask whose scores get a column for attention sinks is no cache
         pending = [var]
         while pending and name not in found:
             each = pending.pop()

@@ -16,7 +16,7 @@ from coremltools.converters.mil.mil import Function, Operation, Placeholder, Var
 from ..ir.block_editor import BlockEditor
 from ..ir.builder import RewriteBuilder, UniqueNames
 from ..ir.coremltools_internals import add_function_input, remove_function_input, set_stored_type
-from ..ir.query import get_consumers, is_used
+from ..ir.query import get_consumers, is_const, is_used
 from ..package.interface import describe_feature, get_feature
 from ..passes.interface_change import InterfaceChange
 from ..utils.errors import InputError, suggest_nearest
@@ -37,10 +37,10 @@ _OPTION = "--pad-shape"
 _MAX_NOTES = 6
 "Most ops with masks that a report lists: the masks of all layers are alike."
 _TRANSPARENT = frozenset({"add", "cast", "concat", "expand_dims", "identity", "maximum", "minimum", "mul", "reshape",
-                          "slice_by_index", "split", "squeeze", "stack", "sub", "tile", "transpose"})
+                          "select", "slice_by_index", "split", "squeeze", "stack", "sub", "tile", "transpose"})
 "Ops through which a mask is followed from an input to a softmax."
 _CHOOSING = frozenset({"equal", "not_equal", "greater", "greater_equal", "less", "less_equal", "logical_and",
-                       "logical_or", "logical_not", "select", "gather_nd"})
+                       "logical_or", "logical_not", "gather_nd"})
 "Further ops through which integer masks are followed."
 _MIN_MASK_SCALE = 100.0
 "The least factor by which a model scales a mask of 0 and 1; masks that are added may be scaled by less."
@@ -349,17 +349,27 @@ def find_mask_values(start: Var) -> MaskValues | None:
 
 
 def _is_added_only(start: Var) -> bool:
-    """Return whether all that is computed from `start` ends in the scores of a softmax: features do not."""
+    """Return whether all that is computed from `start` ends in the scores of a softmax: features do not.
+
+    The rows that allow no key, by a maximum over the keys that is compared with a number, may choose results, too.
+    """
     pending, seen = [start], set[Operation]()
     while pending:
         for op in get_consumers(pending.pop()):
-            if op in seen or op.op_type in ("scaled_dot_product_attention", "shape", "softmax"):
+            if op in seen or op.op_type in ("scaled_dot_product_attention", "shape", "softmax") or _finds_rows(op):
                 continue
             if op.op_type not in _TRANSPARENT:
                 return False
             seen.add(op)
             pending += op.outputs
     return True
+
+
+def _finds_rows(op: Operation) -> bool:
+    """Return whether an op finds the rows of a mask that allow any key, by a comparison of their maximum."""
+    compared = get_consumers(op.outputs[0]) if op.op_type == "reduce_max" else []
+    return bool(compared) and all(each.op_type in ("greater", "greater_equal") and is_const(each.y)
+                                  for each in compared)
 
 
 def _find_mask_scale(start: Var) -> tuple[float, float]:

@@ -150,7 +150,8 @@ def _find_rows(mb: RewriteBuilder, final: Var, initial: Var) -> tuple[Var, RowWr
     """Return the new rows of `final` if it differs from `initial` only in rows at one position; None otherwise."""
     parts = _list_parts(mb, final)
     writes = []
-    for axis, begin, end, value in parts:
+    for axis, begin, end, part in parts:
+        value = _skip_reshapes(part)
         inner, added = (value.op.x, True) if value.op is not None and value.op.op_type == "expand_dims" and (
             [int(each) for each in np.atleast_1d(value.op.axes.val)] == [0]) else (value, False)
         write = match_row_write(inner)
@@ -167,6 +168,15 @@ def _find_rows(mb: RewriteBuilder, final: Var, initial: Var) -> tuple[Var, RowWr
         values = list(values)
     made = values[0] if len(values) == 1 else mb.concat(values=values, axis=parts[0][0], interleave=False)
     return made, RowWrite(initial, made, write.axis + added, write.position, write.offset)
+
+
+def _skip_reshapes(value: Var) -> Var:
+    """Return the first of the values of equal elements and shape, of which reshapes made `value`."""
+    var = found = value
+    while var.op is not None and var.op.op_type in ("expand_dims", "reshape", "squeeze"):
+        var = var.op.x
+        found = var if tuple(var.shape) == tuple(value.shape) else found
+    return found
 
 
 def _list_parts(mb: RewriteBuilder, final: Var) -> list[tuple[int, int, int, Var]]:
