@@ -11,7 +11,7 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
 
 from .errors import NotConverted
-from .lowering import Size, broadcast_to, cast_to, get_dims, to_python, to_size_vector
+from .lowering import Size, broadcast_to, cast_to, get_dims, has_static_shape, to_python, to_size_vector
 
 __all__ = ["make_constant", "make_filled", "make_filled_like", "read_sizes", "to_mil_type"]
 
@@ -86,5 +86,11 @@ def make_filled(shape: Sequence[Size], value: Any, dtype: Any) -> Var:
 
 
 def make_filled_like(x: Var, value: Any, dtype: Any) -> Var:
-    """Make a tensor of one value with the sizes of `x`."""
-    return make_filled(get_dims(x), value, dtype)
+    """Make a tensor of one value with the sizes of `x`.
+
+    Flexible sizes are those of one `shape`: parts of it keep the symbols of `x` where a pass gives new ones to it.
+    """
+    if has_static_shape(x) or isinstance(value, Var) and value.val is None:
+        return make_filled(get_dims(x), value, dtype)
+    number = value.val if isinstance(value, Var) else value
+    return mb.fill(shape=mb.shape(x=x), value=make_constant(np.reshape(number, ()), dtype))

@@ -888,3 +888,31 @@ def test_halves_of_a_flexible_axis_of_an_exported_program(split: Callable[[torch
         x = torch.arange(2. * length).reshape(2, length)
         (found,) = ane.run(model, {"x": x.numpy()}).values()
         assert found.tolist() == Halves()(x).tolist()
+
+
+# `zeros_like` of a flexible value whose symbols change as it is cast to float16.
+@pytest.mark.parametrize("precision", ["FLOAT16", "FLOAT32"])
+def test_two_layers_of_experts_that_topk_chooses(precision: str) -> None:
+    class Experts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate, self.weights = nn.Linear(8, 4), nn.Parameter(torch.randn(4, 8, 8) / 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(2):
+                gates = self.gate(x)
+                chosen, places = gates.topk(2, -1)
+                shares = torch.zeros_like(gates).scatter(-1, places, chosen.softmax(-1))
+                x = x + torch.stack([(x @ weight) * shares[..., place:place + 1]
+                                     for place, weight in enumerate(self.weights)]).sum(0)
+            return x
+
+    torch.manual_seed(0)
+    module = Experts().eval()
+    model = ane.convert(torch.jit.trace(module, torch.zeros(1, 3, 8)), skip_model_load=True,
+                        inputs=[ct.TensorType("x", (1, ct.RangeDim(1, 9, default=3), 8))],
+                        minimum_deployment_target=ct.target.iOS18, compute_precision=getattr(ct.precision, precision))
+    for length in (1, 3, 9):
+        x = torch.randn(1, length, 8)
+        (found,) = ane.run(model, {"x": x.numpy()}).values()
+        np.testing.assert_allclose(found, module(x).detach().numpy(), atol=1e-2)
