@@ -123,11 +123,12 @@ def _is_rounded(var: Var, array: Any) -> bool:
 
 
 def evaluate_values(function: Function, values: Sequence[Var], unstable: list[str] | None = None) -> list[Any]:
-    """Compute values that depend on constants alone: floats in float64, integers and booleans as the model does.
+    """Compute values that depend on constants alone, in float64, as the equivalence check does.
 
-    An integer or a boolean that is made of floats jumps where they round otherwise (the bucket of a position, floor of
-    a logarithm), so that it is computed with the floats as they are declared. The names of those that differ in float64
-    are added to `unstable`.
+    Integers and booleans that are made of floats jump where these round otherwise: the bucket of a position by a
+    logarithm has its borders at powers, where exact arithmetic gives an integer, and either float64 with constants
+    that are stored rounded or the declared dtypes may give less. With a list `unstable`, the result at the border is
+    chosen where the two differ, and the names of values whose result is then not that of float64 are added to it.
     """
     from coremltools.converters.mil.mil import Program
 
@@ -144,27 +145,38 @@ def evaluate_values(function: Function, values: Sequence[Var], unstable: list[st
         editor.remove_if_unused(reversed(list(clone.operations)))
     for name in list(clone.inputs):
         remove_function_input(clone, name)
-    wanted, jumps = list(clone.outputs), _find_jumps(clone)
-    clone.set_outputs([*wanted, *(var for var in jumps if var.name not in names)])
-    program = Program()
-    program.add_function("main", clone)
-    found = Runtime(program, function="main", precision="float64")({})
-    declared = Runtime(program, function="main", precision="float16")({}) if jumps else {}
-    changed = [var for var in jumps if not np.array_equal(declared[var.name], found[var.name])]
-    if changed:
-        if unstable is not None:
-            unstable.extend(var.name for var in changed)
-        kept = {var.name: declared[var.name] for var in jumps if var.name in names}
-        with clone, BlockEditor() as editor:
-            for var in jumps:
-                value = np.asarray(declared[var.name])
-                editor.replace(var, make_const(value if value.ndim else value[()], var.dtype, f"{var.name}_as_declared",
-                                               var.op))
-        clone.set_outputs([var for var in clone.outputs if var.name in names])
+
+    def run(precision: str) -> dict[str, Any]:
         program = Program()
         program.add_function("main", clone)
-        found = {**(Runtime(program, function="main", precision="float64")({}) if clone.outputs else {}), **kept}
+        return dict(Runtime(program, function="main", precision=precision)({})) if clone.outputs else {}
+
+    wanted, jumps = list(clone.outputs), [] if unstable is None else _find_jumps(clone)
+    clone.set_outputs([*wanted, *(var for var in jumps if var.name not in names)])
+    found = run("float64")
+    declared = run("float16") if jumps else {}
+    chosen = {var.name: _choose_at_border(var.op.op_type, found[var.name], declared[var.name]) for var in jumps}
+    changed = [name for name, value in chosen.items() if not np.array_equal(value, found[name])]
+    if unstable is not None and changed:
+        unstable.extend(changed)
+        with clone, BlockEditor() as editor:
+            for var in jumps:
+                value = np.asarray(chosen[var.name])
+                editor.replace(var, make_const(value if value.ndim else value[()], var.dtype, f"{var.name}_at_borders",
+                                               var.op))
+        clone.set_outputs([var for var in clone.outputs if var.name in names])
+        found = run("float64") | chosen
     return [found[var.name] for var in values]
+
+
+def _choose_at_border(op_type: str, exact: Any, declared: Any) -> Any:
+    """Return, for each element, the result that is that of a number at the border between the two.
+
+    An op that rounds down gives more at the border than below it, and a comparison is as of equal numbers.
+    """
+    if op_type in ("cast", "floor", "floor_div", "greater_equal", "less_equal", "equal"):
+        return np.maximum(exact, declared)
+    return np.minimum(exact, declared) if op_type in ("greater", "less", "not_equal") else declared
 
 
 def _find_jumps(function: Function) -> list[Var]:

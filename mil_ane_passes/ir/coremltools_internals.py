@@ -6,8 +6,10 @@ coremltools does not document these attributes. They exist in coremltools 8.3 to
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 from coremltools.converters.mil.mil import Block, Function, Operation, Var
 
 __all__ = [
@@ -47,7 +49,14 @@ def evaluate_op(op: Operation, sym_types: Sequence[Any]) -> tuple[Any, ...]:
 
     An output that cannot be evaluated from the inputs is None. Raises the exceptions of coremltools' value inference.
     """
-    return tuple(op._auto_val(tuple(sym_types)))
+    keep_dims = getattr(op, "keep_dims", None)
+    if keep_dims is None or not isinstance(keep_dims.val, np.bool_):
+        return tuple(op._auto_val(tuple(sym_types)))
+    try:  # numpy's reductions take no numpy bool, which the const of a package is
+        op.keep_dims = SimpleNamespace(val=bool(keep_dims.val))
+        return tuple(op._auto_val(tuple(sym_types)))
+    finally:
+        op.keep_dims = keep_dims
 
 
 def get_input_vars(op: Operation) -> Mapping[str, Any]:

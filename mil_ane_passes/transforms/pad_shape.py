@@ -334,9 +334,9 @@ class MaskValues(NamedTuple):
 def find_mask_values(start: Var) -> MaskValues | None:
     """Return the values of an input that is a mask of floats; None for other inputs.
 
-    A mask that is added to scores hides with a large negative number, one that is subtracted with a positive one. One of 0 and 1 that the model scales, such as
-    `(1 - mask) * -1e4`, hides with one of the two, and its padding is the number of which as large a negative one is
-    made: padding is hidden more than any key.
+    A mask that is added to scores hides with a large negative number, one that is subtracted with a positive
+    one. One of 0 and 1 that the model scales, such as `(1 - mask) * -1e4`, hides with one of the two, and its padding
+    is the number of which as large a negative one is made: padding is hidden more than any key.
     """
     if not types.is_float(start.dtype) or not reaches_softmax(start):
         return None
@@ -385,6 +385,7 @@ def _find_mask_scale(start: Var) -> tuple[float, float]:
             seen.add(op)
             number = next((get_uniform(other) for other in op.inputs.values() if other is not var), None) if (
                 op.op_type in ("add", "mul", "sub")) else None
+            scaled: tuple[float, float] | None
             if number is None and op.op_type == "sub" and op.y is var:
                 scaled = -scale, -offset
             elif number is None:

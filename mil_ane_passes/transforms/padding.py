@@ -444,7 +444,7 @@ class Padding:
             before = [int(np.prod(shape[:axis])) for shape in old]
             match = [out for out in self.samples.find_padded_axes(op.outputs[0], op)
                      if [int(np.prod(shape[:out])) for shape in new] == before]
-            if not match or len(set(before)) > 1:
+            if not match:
                 raise Refusal(op, f"it merges the padded axis {axis} of '{op.x.name}' with another")
             found[match[0]] = pad
         self._set_parameter(op, "shape", np.array(new[0], np.int32))

@@ -26,7 +26,7 @@ SCALED_MASKS = {
     "1 hides, subtracted": (lambda mask: mb.mul(x=mask, y=np.float16(2e4)), 2),
     "0 hides, by a sum": (lambda mask: mb.add(x=mb.mul(x=mask, y=np.float16(1e4)), y=np.float16(-1e4)), -3),
 }
-"Masks of floats that the model scales, by form: what is added to scores or subtracted, and the padding that adapt chooses."
+"Masks of floats that the model scales, by form: what is added or subtracted, and the padding that adapt chooses."
 
 
 def run_folder(folder, feeds, length):
@@ -228,19 +228,24 @@ def make_biased_encoder(path, form="", precision="FLOAT16", hidden=-1e4):
             far = (places[None] - places[:, None]).abs()
             large = 8 + (torch.log(far.float() / 8) / math.log(16) * 8).long()
             bucket = torch.where(far < 8, far, torch.min(large, torch.full_like(large, 15)))
-            scores = x @ x.transpose(1, 2) + self.bias(bucket)[..., 0] * 4
+            product = torch.einsum("bqd,bkd->bqk", x, x) if form == "einsum" else x @ x.transpose(1, 2)
+            scores = product + self.bias(bucket)[..., 0] * 4
             if form == "count":
                 scores = scores.masked_fill(places[None, None] >= given[:, None, None], hidden)
             elif form == "1 hides":
                 scores = scores.masked_fill(given[:, None] != 0, hidden)
                 shown = 1 - given.float()[..., None]
                 return (scores.softmax(-1) @ x * shown).sum(1) / shown.sum(1)
+            if form == "einsum":
+                heads = x.reshape(1, -1, 2, WIDTH // 2).transpose(1, 2)
+                weights = torch.stack([scores, scores * 2], 1).softmax(-1)
+                return torch.einsum("bhqk,bhkd->bhqd", weights, heads).transpose(1, 2).reshape(1, -1, WIDTH)
             return scores.softmax(-1) @ x
 
     torch.manual_seed(0)
     model, ids = Biased().eval(), torch.arange(40, dtype=torch.int32)[None] % 9
     length = ct.RangeDim(1, 64, 40)
-    given = {"": (), "count": (torch.tensor([40], dtype=torch.int32),), "1 hides": (ids * 0,)}[form]
+    given = {"": (), "einsum": (), "count": (torch.tensor([40], dtype=torch.int32),), "1 hides": (ids * 0,)}[form]
     inputs = [ct.TensorType("ids", (1, length), dtype=np.int32)]
     inputs += [ct.TensorType("given", (1,) if form == "count" else (1, length), dtype=np.int32)] * len(given)
     ct.convert(torch.jit.trace(model, (ids, *given)), inputs=inputs, outputs=[ct.TensorType("out")],
@@ -250,7 +255,7 @@ def make_biased_encoder(path, form="", precision="FLOAT16", hidden=-1e4):
 
 
 @pytest.mark.parametrize("precision", ["FLOAT32", "FLOAT16"])
-@pytest.mark.parametrize("form", ["", "count", "1 hides"])
+@pytest.mark.parametrize("form", ["", "count", "1 hides", "einsum"])
 def test_buckets_of_positions_are_those_of_the_floats_that_the_model_declares(tmp_path, precision, form):
     """The logarithm at a border between two buckets is an integer in exact arithmetic, and below it in float64."""
     model, feeds = make_biased_encoder(tmp_path / "source.mlpackage", form, precision)

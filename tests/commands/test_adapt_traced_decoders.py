@@ -60,10 +60,11 @@ def save_decoder(path, convert, layers=2, form="plain", precision="FLOAT16"):
                                  check_trace=False)
     tokens, end = ct.RangeDim(1, ROWS, 1), ct.RangeDim(1, ROWS, 1)
     states = [ct.StateType(ct.TensorType(shape=tuple(module.k.shape), dtype=np.float16), name=name) for name in "kv"]
-    convert(traced, inputs=[ct.TensorType("ids", (1, tokens), dtype=np.int32),
-                            ct.TensorType("mask", (1, 1, tokens, end), dtype=np.float16)],
-            outputs=[ct.TensorType("logits", dtype=np.float16)], states=states, skip_model_load=True,
-            minimum_deployment_target=ct.target.iOS18, compute_precision=getattr(ct.precision, precision)).save(str(path))
+    model = convert(traced, inputs=[ct.TensorType("ids", (1, tokens), dtype=np.int32),
+                                    ct.TensorType("mask", (1, 1, tokens, end), dtype=np.float16)],
+                    outputs=[ct.TensorType("logits", dtype=np.float16)], states=states, skip_model_load=True,
+                    minimum_deployment_target=ct.target.iOS18, compute_precision=getattr(ct.precision, precision))
+    model.save(str(path))
     return path
 
 

@@ -217,8 +217,8 @@ def _is_enlargement(context: Any, node: Any, x: Var, axes: range) -> bool:
     Without aligned corners the antialiased resize is then equal to the plain one, for which coremltools has an op.
     """
     if has_static_shape(x):
-        return all(size >= x.shape[axis] and (scale is None or float(scale).is_integer()) for axis, (size, scale) in zip(
-            axes, _read_target_sizes(context, node, x, axes, 3), strict=True))
+        return all(size >= x.shape[axis] and (scale is None or float(scale).is_integer())
+                   for axis, (size, scale) in zip(axes, _read_target_sizes(context, node, x, axes, 3), strict=True))
     if len(node.inputs) != 4:
         return False
     scales = bind_arguments(context, node, "input output_size align_corners scale_factors").scale_factors

@@ -3,9 +3,10 @@
 A buffer that becomes a state has its own name in coremltools' graph, which an op of the program can have, too: for
 `self.mean.add_(x.mean(0))` the state is found in place of the op "mean". Such an op gets another name here.
 
-`canonicalize_inplace_pattern` moves updates of states behind the op of their value. It finds the place by the ops as they were, so that it fails where that of the next update was removed by its own
-steps ("KeyError": a module that keeps two running statistics), and names the new op by all passes that made the value,
-of which a scope allows one (a state that is divided by a number, at float16).
+`canonicalize_inplace_pattern` moves updates of states behind the op of their value. It finds the place by the ops as
+they were, so that it fails where that of the next update was removed by its own steps ("KeyError": a module that keeps
+two running statistics), and names the new op by all passes that made the value, of which a scope allows one (a state
+that is divided by a number, at float16).
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from coremltools.converters.mil.mil.scope import ScopeInfo, ScopeSource
 
 from ..contract import Patch
 
-PATCH = Patch(code="TORCH185", title="exported updates of two states that no op reads afterwards, of a state with a "
-                                     "quotient at float16, and of a buffer named as an op (`mean`) fail", upstream=("none known",))
+PATCH = Patch(code="TORCH185",
+              title="exported updates of two states that no op reads afterwards, of a state with a quotient at "
+                    "float16, and of a buffer named as an op (`mean`) fail", upstream=("none known",))
 _PASS = "canonicalize_inplace_pattern"
 _MODULE = "coremltools.converters.mil.mil.passes.defs.optimize_state"
 _SINGLE_SOURCES = frozenset((ScopeSource.COREMLTOOLS_GRAPH_PASS, ScopeSource.EXIR_DEBUG_HANDLE))
@@ -37,14 +39,15 @@ def probe() -> str | None:
     from coremltools.converters.mil.mil.passes.defs.optimize_state import canonicalize_inplace_pattern
     from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY
 
-    @mb.program(input_specs=[mb.TensorSpec((2,), dtype=types.fp16), *[mb.StateTensorSpec((2,), dtype=types.fp16)] * 2],
-                opset_version=ct.target.iOS18)
-    def program(x: Any, first: Any, second: Any) -> Any:
+    def build(x: Any, first: Any, second: Any) -> Any:
         one, two = mb.mul(x=x, y=np.float16(2)), mb.mul(x=x, y=np.float16(3))
         mb.coreml_update_state(state=first, value=one)
         mb.coreml_update_state(state=second, value=two)
         return mb.add(x=x, y=np.float16(1))
 
+    states = [mb.StateTensorSpec((2,), dtype=types.fp16) for _ in range(2)]
+    program = mb.program(input_specs=[mb.TensorSpec((2,), dtype=types.fp16), *states],
+                         opset_version=ct.target.iOS18)(build)
     try:
         PASS_REGISTRY[f"common::{_PASS}"](program)
         canonicalize_inplace_pattern._construct_scope_info_list_from_op_scopes(

@@ -45,8 +45,9 @@ def test_antialiased_bilinear_that_enlarges_is_the_hosts_op(flexible: list[int])
 
 
 @pytest.mark.parametrize("frontend", ["trace", "export"])
-@pytest.mark.parametrize("resize", [{"size": (9, 13), "align_corners": True}, {"scale_factor": 2, "align_corners": True},
-                                    {"scale_factor": 1.3}, {"scale_factor": (1.3, 2)}])
+@pytest.mark.parametrize("resize", [
+    {"size": (9, 13), "align_corners": True}, {"scale_factor": 2, "align_corners": True}, {"scale_factor": 1.3},
+    {"scale_factor": (1.3, 2)}])
 def test_antialiased_bilinear_that_enlarges(frontend: str, resize: dict[str, Any]) -> None:
     """With aligned corners it is not the plain one."""
     check(lambda x: interpolate(x, mode="bilinear", antialias=True, **resize), IMAGE, frontend=frontend)

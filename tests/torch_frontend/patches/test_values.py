@@ -568,7 +568,8 @@ def pooling_a_divisor(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
 def pooling_without_a_batch(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     one = x[0, 0]
     return (F.max_pool2d(x[0], 2), F.avg_pool2d(x[0], 3, 2, 1), F.max_pool2d(x[0], 3, 1, dilation=2),
-            F.max_pool1d(one, 2), F.avg_pool1d(one, 2), F.avg_pool2d(x[1], 2, divisor_override=3), F.max_pool2d(x[0], 1, 2, ceil_mode=True),
+            F.max_pool1d(one, 2), F.avg_pool1d(one, 2), F.avg_pool2d(x[1], 2, divisor_override=3),
+            F.max_pool2d(x[0], 1, 2, ceil_mode=True),
             F.max_pool3d(x, 2))
 
 
