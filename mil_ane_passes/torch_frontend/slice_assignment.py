@@ -141,10 +141,11 @@ def _interleave_update(x: Var, update: Var, axis: int, start: int, step: int, co
     """
     last = start + (count - 1) * step
     blocks = slice_axis(x, axis, start, last)
-    split = [*blocks.shape[:axis], count - 1, step, *blocks.shape[axis + 1:]]
+    dims = get_dims(blocks)
+    split = to_size_vector([*dims[:axis], count - 1, step, *dims[axis + 1:]])
     rest = slice_axis(mb.reshape(x=blocks, shape=split), axis + 1, 1, None)
     head = mb.expand_dims(x=slice_axis(update, axis, 0, count - 1), axes=[axis + 1])
-    woven = mb.reshape(x=mb.concat(values=[head, rest], axis=axis + 1), shape=list(blocks.shape))
+    woven = mb.reshape(x=mb.concat(values=[head, rest], axis=axis + 1), shape=to_size_vector(dims))
     tail = slice_axis(update, axis, count - 1, None)
     return _concat_around(
         x, mb.concat(values=[woven, tail], axis=axis), axis, start, last + 1 if last + 1 < size else None

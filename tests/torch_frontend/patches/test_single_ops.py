@@ -916,3 +916,22 @@ def test_two_layers_of_experts_that_topk_chooses(precision: str) -> None:
         x = torch.randn(1, length, 8)
         (found,) = ane.run(model, {"x": x.numpy()}).values()
         np.testing.assert_allclose(found, module(x).detach().numpy(), atol=1e-2)
+
+
+# Every second element of an axis beside a flexible one, without `slice_update` (iOS17).
+@pytest.mark.parametrize("target", [ct.target.iOS16, ct.target.iOS17, ct.target.iOS18])
+def test_every_second_channel_of_a_flexible_sequence_is_written(target: ct.target) -> None:
+    class Interleaved(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = torch.zeros_like(x)
+            y[..., 0::2] = torch.sin(x[..., 0::2])
+            y[:, 1:, 1::2] = torch.cos(x[:, 1:, 1::2])
+            return y
+
+    inputs = [ct.TensorType("x", (ct.RangeDim(1, 4, default=2), ct.RangeDim(2, 20, default=5), 6))]
+    model = ane.convert(torch.jit.trace(Interleaved(), torch.zeros(2, 5, 6)), inputs=inputs, skip_model_load=True,
+                        minimum_deployment_target=target, compute_precision=ct.precision.FLOAT32)
+    for sizes in ((2, 5, 6), (1, 2, 6), (4, 7, 6)):
+        x = torch.randn(sizes)
+        (found,) = ane.run(model, {"x": x.numpy()}).values()
+        np.testing.assert_allclose(found, Interleaved()(x).numpy(), atol=1e-6)
