@@ -196,8 +196,6 @@ def _find_jumps(function: Function) -> list[Var]:
 def _make_manifest(
     before: Function, drafts: Sequence[Draft], structure: EncoderStructure, context: int | None, report: AdaptReport
 ) -> dict[str, Any]:
-    from ..transforms.shape_inference import get_sizes
-
     functions = [draft.program.functions[structure.function] for draft in drafts]
     main = functions[-1]
     crossing = {var.name for var in functions[0].outputs} & set(main.inputs) if len(functions) > 1 else set()
@@ -212,19 +210,19 @@ def _make_manifest(
             else:
                 inputs[name] = {**describe_var(var), "package": package, "length_axes": list(
                     structure.lengths.get(name, ())), "padding": _get_padding(before.inputs[name])}
-    sources = {var.name: get_sizes(var.sym_type) or () for var in before.outputs}
+    sources = {var.name for var in before.outputs}
     outputs = {}
     for function, package in zip(functions, (_LOOKUP, _MAIN) if len(functions) > 1 else (_MAIN,)):
         for var in function.outputs:
             if var.name in sources:
-                axes = [axis for axis, size in enumerate(sources[var.name]) if size is None and (
-                    int(var.shape[axis]) == context)]
-                outputs[var.name] = {**describe_var(var), "package": package, "length_axes": axes}
+                axes = structure.results.get(var.name, {})
+                outputs[var.name] = {**describe_var(var), "package": package, "length_axes": list(axes),
+                                     "length_extra": list(axes.values())}
     return {
         "schema": 1, "kind": "encoder", "version": __version__, "context": context, "shortest": structure.least or None,
         "vocabulary": structure.vocabulary, "lookup": _LOOKUP if len(functions) > 1 else None, "main": _MAIN,
-        "inputs": inputs, "length": length, "lookups": {name: describe_var(main.inputs[name]) for name in main.inputs
-                                                        if name in crossing},
+        "inputs": inputs, "length": length, "length_extra": structure.position,
+        "lookups": {name: describe_var(main.inputs[name]) for name in main.inputs if name in crossing},
         "outputs": outputs, "predicted": {"before": report.before, "after": report.after},
     }
 
@@ -256,8 +254,7 @@ def _compare_results(
         feeds, expected = _draw_run(original, before.functions[structure.function], structure, length, number)
         found = _run_packages(packages, manifest, feeds, length)
         for name, value in expected.items():
-            seen = tuple(slice(0, _count_seen(length, number) if length and axis in manifest["outputs"][name][
-                "length_axes"] else None) for axis in range(value.ndim))
+            seen = _slice_results(manifest["outputs"][name], length and _count_seen(length, number))
             scale = float(np.abs(value).max(initial=0.0)) or 1.0
             same = (value == found[name]) | np.isnan(value) & np.isnan(found[name])
             with np.errstate(invalid="ignore"):
@@ -360,16 +357,22 @@ def _run_packages(
         padded[each["package"]][name] = np.pad(feeds[name], widths, constant_values=each["padding"]).astype(
             each["dtype"])
     if manifest["length"] is not None:
-        padded[manifest["lookup"] or manifest["main"]][manifest["length"]] = np.array([length], np.int32)
+        padded[manifest["lookup"] or manifest["main"]][manifest["length"]] = np.array(
+            [int(length or 0) + manifest["length_extra"]], np.int32)
     results: dict[str, Any] = {}
     if manifest["lookup"] is not None:
         results = dict(packages[manifest["lookup"]].predict(padded[manifest["lookup"]]))
         padded[manifest["main"]] |= {name: np.asarray(results[name]).astype(each["dtype"])
                                      for name, each in manifest["lookups"].items()}
     results |= packages[manifest["main"]].predict(padded[manifest["main"]])
-    return {name: np.asarray(results[name])[tuple(slice(0, length if axis in each["length_axes"] else None)
-                                                  for axis in range(len(each["shape"])))]
-            for name, each in manifest["outputs"].items()}
+    return {name: np.asarray(results[name])[_slice_results(each, length)] for name, each in manifest["outputs"].items()}
+
+
+def _slice_results(output: Mapping[str, Any], length: int | None) -> tuple[slice, ...]:
+    """Return the part of an output that has the results of `length` tokens."""
+    extra = dict(zip(output["length_axes"], output["length_extra"], strict=True))
+    return tuple(slice(0, max(0, length + extra[axis]) if length is not None and axis in extra else None)
+                 for axis in range(len(output["shape"])))
 
 
 def _list_notes(manifest: Mapping[str, Any]) -> list[str]:
@@ -394,11 +397,12 @@ def _format_readme(manifest: Mapping[str, Any], notes: Sequence[str]) -> str:
              f"({', '.join(map(str, each['shape']))}) | {each['padding']:g} |"
              for name, each in manifest["inputs"].items()]
     if manifest["length"] is not None:
+        more = f" plus {manifest['length_extra']}" if manifest["length_extra"] else ""
         lines.append(f"| {format_markdown_code(manifest['length'], in_table=True)} | "
-                     f"{manifest['lookup'] or manifest['main']} | int32 | (1) | the number of real tokens |")
+                     f"{manifest['lookup'] or manifest['main']} | int32 | (1) | the number of real tokens{more} |")
     context = "Inputs have the sizes of the source." if manifest["context"] is None else (
         f"Inputs are padded to {manifest['context']} tokens: real values first, then the padding value of the table. "
-        "Ignore results after the real length.")
+        f"Ignore results after the real length{_format_extra(manifest)}.")
     if notes:
         context += f" There are results for each token of the vocabulary: {_GENERATION_NOTE}."
     values = {
@@ -416,6 +420,15 @@ def _format_readme(manifest: Mapping[str, Any], notes: Sequence[str]) -> str:
         "AFTER": format_figures(manifest["predicted"]["after"]),
     }
     return fill_page(text, values)
+
+
+def _format_extra(manifest: Mapping[str, Any]) -> str:
+    """Format which outputs have more or fewer results than real tokens."""
+    extra = [(name, count) for name, each in manifest["outputs"].items()
+             for count in dict.fromkeys(each["length_extra"]) if count]
+    return "".join(
+        f"{', and' if place else ':'} {format_markdown_code(name)} has {abs(count)} {'more' if count > 0 else 'fewer'} "
+        "than tokens" for place, (name, count) in enumerate(extra))
 
 
 def _format_feeds(manifest: Mapping[str, Any], package: str | None, format_string: Callable[[str], str]) -> str:

@@ -6,7 +6,8 @@ An encoder computes attention over all tokens of a call and keeps no state for t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from coremltools.converters.mil.mil import Function, Operation, Program, Var, types
@@ -55,7 +56,9 @@ class EncoderStructure:
 
     `ids` are looked up in a table. `integers` are all integer inputs, including `ids`. `lengths` has the flexible axes
     of inputs, all of the same length between `least` and `most` (both 0 if all axes are fixed; `most` may be
-    unbounded).
+    unbounded). Padded, a new input that states the length has `position` more than the length, such as rows that come
+    before the tokens, and `results` has the padded axes of outputs, each with how many more elements than the length it
+    has.
     """
 
     function: str
@@ -65,6 +68,8 @@ class EncoderStructure:
     lengths: dict[str, tuple[int, ...]]
     least: int
     most: int
+    position: int = 0
+    results: dict[str, dict[int, int]] = field(default_factory=dict)
 
     @property
     def is_bounded(self) -> bool:
@@ -159,9 +164,32 @@ def pad_encoder(draft: Draft, structure: EncoderStructure, context: int | None) 
         if least > first:
             padded.done.append(EditRecord("", structure.function, "", f"real lengths are {least} or more: shorter ones "
                                           "make a value of the source empty, or sizes of it that do not fit"))
-        return padded, replace(structure, least=least)
+        position, results = _find_extra_rows(padded, structure, context)
+        return padded, replace(structure, least=least, position=position, results=results)
     raise InputError(f"{draft.where}: {reason}; expected a source that can run at its shortest lengths: convert it "
                      "again with a larger one")
+
+
+def _find_extra_rows(
+    padded: Draft, structure: EncoderStructure, context: int
+) -> tuple[int, dict[str, dict[int, int]]]:
+    """Return by how much the new input exceeds the length, and for each output its padded axes with their excess."""
+    function = padded.program.functions[structure.function]
+
+    def make_feeds(length: int) -> dict[str, Any]:
+        return {name: np.empty(tuple(length if axis in axes else int(size) for axis, size in enumerate(
+            function.inputs[name].shape)), np.bool_) for name, axes in structure.lengths.items()}
+
+    longest, shorter = make_feeds(context), make_feeds(context - 1)
+    position, results = 0, dict[str, dict[int, int]]()
+    for change in padded.interfaces[structure.function].changes:
+        if change.kind == "input" and change.old is None and change.make is not None:
+            position = int(np.ravel(change.make(longest))[0]) - context
+        elif change.kind == "output" and change.new is not None and change.unmap_with is not None:
+            shape = tuple(map(int, next(var.shape for var in function.outputs if var.name == change.new)))
+            cut = np.shape(change.unmap_with(np.empty(shape, np.bool_), shorter))
+            results[change.new] = {axis: size - context for axis, size in enumerate(shape) if cut[axis] != size}
+    return position, results
 
 
 def fold_encoder(draft: Draft, evaluate: Evaluate | None = None) -> Draft:

@@ -38,7 +38,7 @@ def run_folder(folder, feeds, length):
         array[tuple(slice(0, size) for size in feeds[name].shape)] = feeds[name]
         padded[each["package"]][name] = array
     if manifest["length"]:
-        padded["lookup.mlpackage"][manifest["length"]] = np.array([length], np.int32)
+        padded["lookup.mlpackage"][manifest["length"]] = np.array([length + manifest["length_extra"]], np.int32)
     found = ane.runtime.predictor(str(folder / "lookup.mlpackage")).predict(padded["lookup.mlpackage"]) if manifest[
         "lookup"] else {}
     crossing = {name: found[name].astype(each["dtype"]) for name, each in manifest["lookups"].items()}
@@ -288,6 +288,50 @@ def test_keys_behind_the_first_are_compared_where_their_number_is_an_input(tmp_p
     monkeypatch.setattr(adapt_encoder, "evaluate_values", shift_last_column)
     report = ane.adapt(tmp_path / "source.mlpackage", tmp_path / "out")
     assert report.status == "rejected" and "at length" in report.reason, str(report)
+
+
+EXTRA_ROWS = {"before": (2, 0), "behind": (3, 0), "both": (5, 2), "both, pooled": (None, 2), "differences": (-1, 0)}
+"Encoders whose rows are more or fewer than their tokens, with the excess of the rows and of the position."
+
+
+@pytest.mark.parametrize("form", EXTRA_ROWS)
+def test_rows_beside_those_of_tokens(tmp_path, form):
+    torch = pytest.importorskip("torch")
+
+    class Encoder(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = torch.nn.Embedding(9, WIDTH)
+            self.before, self.behind = (torch.nn.Parameter(torch.randn(1, count, WIDTH)) for count in (2, 3))
+
+        def forward(self, ids):
+            x = self.table(ids)
+            x = torch.cat([self.before, x], 1) if form.startswith(("before", "both")) else x
+            x = torch.cat([x, self.behind], 1) if form.startswith(("behind", "both")) else x
+            x = x + (x @ x.transpose(1, 2)).softmax(-1) @ x
+            if form == "differences":
+                return x[:, 1:] - x[:, :-1]
+            return x.mean(1) if form.endswith("pooled") else x
+
+    torch.manual_seed(0)
+    model, length = Encoder().eval(), ct.RangeDim(2, 24, 9)
+    ct.convert(torch.jit.trace(model, torch.ones(1, 9, dtype=torch.int32)), outputs=[ct.TensorType("out")],
+               inputs=[ct.TensorType("ids", (1, length), dtype=np.int32)], minimum_deployment_target=ct.target.iOS17,
+               skip_model_load=True).save(str(tmp_path / "source.mlpackage"))
+    report = ane.adapt(tmp_path / "source.mlpackage", tmp_path / "out")
+    assert report.status == "written", str(report)
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    rows, position = EXTRA_ROWS[form]
+    assert manifest["outputs"]["out"]["length_extra"] == ([] if rows is None else [rows])
+    assert manifest["length_extra"] == position
+    page = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert ("the number of real tokens plus 2" in page) == (position == 2)
+    assert (f"`out` has {abs(rows or 0)} {'more' if (rows or 0) > 0 else 'fewer'} than tokens" in page) == bool(rows)
+    for count in (2, 9, 24):
+        ids = np.random.default_rng(count).integers(0, 9, (1, count)).astype(np.int32)
+        wanted = model(torch.from_numpy(ids)).detach().numpy()
+        found = run_folder(tmp_path / "out", {"ids": ids}, count)["out"][:, :wanted.shape[1]]
+        np.testing.assert_allclose(found, wanted, atol=2e-2)
 
 
 @pytest.mark.parametrize("form", ["largest row", "logarithms"])
