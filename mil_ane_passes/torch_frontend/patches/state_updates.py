@@ -7,6 +7,8 @@ A buffer that becomes a state has its own name in coremltools' graph, which an o
 they were, so that it fails where that of the next update was removed by its own steps ("KeyError": a module that keeps
 two running statistics), and names the new op by all passes that made the value, of which a scope allows one (a state
 that is divided by a number, at float16).
+
+A value that is expanded as it is written (`self.kept.copy_(x.mean())`) has its own shape in the program.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from ..contract import Patch
 
 PATCH = Patch(code="TORCH185",
               title="exported updates of two states that no op reads afterwards, of a state with a quotient at "
-                    "float16, and of a buffer named as an op (`mean`) fail", upstream=("none known",))
+                    "float16 or a smaller value, and of a buffer named as an op (`mean`) fail",
+              upstream=("none known",))
 _PASS = "canonicalize_inplace_pattern"
 _MODULE = "coremltools.converters.mil.mil.passes.defs.optimize_state"
 _SINGLE_SOURCES = frozenset((ScopeSource.COREMLTOOLS_GRAPH_PASS, ScopeSource.EXIR_DEBUG_HANDLE))
@@ -88,21 +91,41 @@ def list_scopes(host: Callable[..., Any], op: Operation) -> list[ScopeInfo]:
 
 @PATCH.replace_function("coremltools.converters.mil.frontend.torch.internal_graph", "InternalTorchIRGraph.from_exir")
 def from_exir(host: Callable[..., Any], cls: Any, exir: Any, *more: Any, **named: Any) -> Any:
-    """Read an exported program, with other names for ops that are named as a mutable buffer."""
-    buffers = set(getattr(exir.graph_signature, "buffers_to_mutate", {}).values())
-    clashes = [node.name for node in exir.graph.nodes if node.op == "call_function" and node.name in buffers]
-    return host(cls, _rename_ops(exir, buffers) if clashes else exir, *more, **named)
+    """Read an exported program, with other names for ops that are named as a mutable buffer, and values of its shape.
+
+    torch leaves out the expansion of what `buffer.copy_(value)` writes.
+    """
+    buffers = set(exir.graph_signature.buffers_to_mutate.values())
+    clashes = any(node.op == "call_function" and node.name in buffers for node in exir.graph.nodes)
+    return host(cls, _prepare_states(exir, buffers) if clashes or _list_smaller_values(exir) else exir, *more, **named)
 
 
-def _rename_ops(exir: Any, taken: set[str]) -> Any:
-    """Copy an exported program whose ops have none of the names in `taken`."""
+def _list_smaller_values(exir: Any) -> dict[str, tuple[int, ...]]:
+    """Return the names of values that are written to larger buffers, each with the shape of the buffer."""
+    signature, shapes = exir.graph_signature, {
+        node.name: tuple(node.meta["val"].shape) for node in exir.graph.nodes if hasattr(node.meta.get("val"), "shape")}
+    buffers = {target: shapes.get(name) for name, target in signature.inputs_to_buffers.items()}
+    return {name: shape for name, target in signature.buffers_to_mutate.items()
+            if (shape := buffers.get(target)) is not None and shapes.get(name, shape) != shape}
+
+
+def _prepare_states(exir: Any, taken: set[str]) -> Any:
+    """Copy an exported program: no op has a name in `taken`, and what is written to a buffer has its shape."""
     import torch
 
     graph = torch.fx.Graph()
     result = graph.graph_copy(exir.graph, {}, return_output_node=True)
     assert isinstance(result, tuple), "an exported program has an output"
-    graph.output(result[0]).meta.update(result[1].meta)
-    signature = copy.deepcopy(exir.graph_signature)
+    signature, values = copy.deepcopy(exir.graph_signature), list(result[0])
+    smaller = _list_smaller_values(exir)
+    for spec, place in zip(signature.output_specs, range(len(values)), strict=True):
+        value = values[place]
+        if spec.kind == torch.export.graph_signature.OutputKind.BUFFER_MUTATION and value.name in smaller:
+            expanded = graph.call_function(torch.ops.aten.expand.default, (value, list(smaller[value.name])))
+            expanded.meta = {**value.meta, "val": value.meta["val"].expand(smaller[value.name])}
+            values[place] = expanded
+            spec.arg = torch.export.graph_signature.TensorArgument(name=expanded.name)
+    graph.output(type(result[0])(values)).meta.update(result[1].meta)
     for node in graph.nodes:
         if node.op == "call_function" and (old := node.name) in taken:
             node._rename(f"{old}_op")

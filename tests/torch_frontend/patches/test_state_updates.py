@@ -49,7 +49,15 @@ def keep_both(x: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> tor
     return y
 
 
+def keep_mean(x: torch.Tensor, kept: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
+    y = x + kept * mean
+    kept.copy_(x.mean())
+    mean.copy_(x[0, 0] * 2)
+    return y
+
+
 CASES = {
+    "values that are expanded": (keep_mean, "kept", "mean"),
     "two statistics": (standardize, "mean_of_all", "spread"),
     "statistics named as ops": (standardize, "mean", "var"),
     "all named as ops": (standardize, "mul", "add"),
