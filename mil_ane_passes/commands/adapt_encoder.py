@@ -172,9 +172,12 @@ def evaluate_values(function: Function, values: Sequence[Var], unstable: list[st
 def _choose_at_border(op_type: str, exact: Any, declared: Any) -> Any:
     """Return, for each element, the result that is that of a number at the border between the two.
 
-    An op that rounds down gives more at the border than below it, and a comparison is as of equal numbers.
+    A cast rounds towards zero, so that it gives more at the border than below it, and a comparison is as of equal
+    numbers.
     """
-    if op_type in ("cast", "floor", "floor_div", "greater_equal", "less_equal", "equal"):
+    if op_type == "cast":
+        return np.where(np.abs(declared) > np.abs(exact), declared, exact)
+    if op_type in ("greater_equal", "less_equal", "equal"):
         return np.maximum(exact, declared)
     return np.minimum(exact, declared) if op_type in ("greater", "less", "not_equal") else declared
 

@@ -52,7 +52,7 @@ def evaluate_op(op: Operation, sym_types: Sequence[Any]) -> tuple[Any, ...]:
     keep_dims = getattr(op, "keep_dims", None)
     if keep_dims is None or not isinstance(keep_dims.val, np.bool_):
         return tuple(op._auto_val(tuple(sym_types)))
-    try:  # numpy's reductions take no numpy bool, which the const of a package is
+    try:  # numpy's reductions reject a numpy bool, which the const of a package is
         op.keep_dims = SimpleNamespace(val=bool(keep_dims.val))
         return tuple(op._auto_val(tuple(sym_types)))
     finally:

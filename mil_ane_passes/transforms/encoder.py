@@ -148,10 +148,14 @@ def pad_encoder(draft: Draft, structure: EncoderStructure, context: int | None) 
              for name in structure.lengths}
     first = min(structure.least, context)
     if first == context:
+        outputs = {var.name: get_sizes(var.sym_type) or ()
+                   for var in draft.program.functions[structure.function].outputs}
         fixed, = apply_transforms(draft, [FixShape({name: tuple(
             context if axis in axes else int(sizes[name][axis] or 1) for axis in range(len(sizes[name])))
             for name, axes in structure.lengths.items()})])
-        return fixed, structure
+        return fixed, replace(structure, results={
+            var.name: {axis: 0 for axis, size in enumerate(outputs[var.name]) if size is None and (
+                int(var.shape[axis]) == context)} for var in fixed.program.functions[structure.function].outputs})
     reason = ""
     for least in range(first, min(first + _MAX_LEAST_TRIED, context)):
         try:

@@ -209,7 +209,7 @@ class _PaddedFunction:
             unmap_with=_make_input_cutter(name, name in self._masks),
             shapes=shapes if name == next(iter(values)) else ()) for name, shape in lengths.shapes.items()]
         changes += [InterfaceChange("input", name, name, "reshaped", map=np.asarray, unmap_with=_count_one_or_more)
-                    for name in sorted(self._masks - {*lengths.shapes})]
+                    for name in sorted(self._masks - {*lengths.shapes}) if self._function.inputs[name].rank <= 1]
         changes += [InterfaceChange("output", name, name, "reshaped", unmap_with=_make_output_cutter(
             tuple(map(int, self._get_output(name).shape)), axes, lengths.find_deficit))
             for name, axes in outputs.items()]

@@ -181,6 +181,8 @@ def test_what_is_left_unsupported_is_listed_with_its_reason(tmp_path):
 def test_a_single_length_is_fixed(tmp_path):
     report = ane.adapt(make_encoder(tmp_path / "source.mlpackage", most=1), tmp_path / "out")
     assert report.status == "written" and report.lengths == [1], str(report)
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert manifest["outputs"]["out"]["length_axes"] == [1] and manifest["outputs"]["out"]["length_extra"] == [0]
 
 
 @pytest.mark.parametrize("form", ["select", "float mask", "pooled", "no mask", "rotary", "window"])

@@ -59,6 +59,21 @@ def test_places_on_a_logarithmic_scale_are_evaluated_and_not_rounded():
     assert not compare_across_interfaces(program, [wrong]).equal
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_casts_of_numbers_at_a_border_are_those_of_the_border(sign):
+    """The logarithm of 8 to the base 2 is below 3 in float64 with the rounded constant, and 3 as declared."""
+    def body(ids, x):
+        places = mb.cast(x=mb.range_1d(start=1, end=ROWS + 1, step=1), dtype="fp16")
+        scaled = mb.mul(x=mb.log(x=places), y=np.float16(sign / np.log(2)))
+        whole = mb.cast(x=mb.cast(x=scaled, dtype="int32"), dtype="fp16")
+        return mb.add(x=x, y=mb.expand_dims(x=whole, axes=[1]), name="out")
+
+    unstable: list[str] = []
+    folded, = apply(program_of(body), FoldSizes(lambda function, values: evaluate_values(function, values, unstable)))
+    table, = (op.y.val for op in folded.program.functions["main"].operations if op.op_type == "add")
+    assert unstable and table.reshape(-1)[7] == 3 * sign
+
+
 def compressed_rows(places, finish=lambda rows: rows):
     """Rows of a compressed table at constant places, added to x."""
     def body(ids, x):
