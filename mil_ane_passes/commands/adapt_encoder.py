@@ -89,8 +89,8 @@ def _transform(
 
     rounded: list[str] = []
 
-    def evaluate(function: Function, values: Sequence[Var]) -> list[Any]:
-        arrays = evaluate_values(function, values, unstable)
+    def evaluate(function: Function, values: Sequence[Var], precision: str) -> list[Any]:
+        arrays = evaluate_values(function, values, precision, unstable)
         rounded.extend(var.name for var, array in zip(values, arrays) if _is_rounded(var, array))
         rounded.extend(unstable)
         return arrays
@@ -106,7 +106,7 @@ def _transform(
         found = compare_drafts(before, drafts)
         return drafts, structure, "" if found.equal else str(found)
     reference = clone_program(folded.program)
-    drafts = divide_encoder(replace(folded, interfaces={}), structure)
+    drafts = divide_encoder(replace(folded, interfaces={}, rounded={}), structure)
     options.progress("comparing")
     for found in (compare_drafts(before, [kept]), compare_across_interfaces(reference, drafts)):
         if not found.equal:
@@ -122,38 +122,44 @@ def _is_rounded(var: Var, array: Any) -> bool:
         np.asarray(array).astype(types.nptype_from_builtin(var.dtype)), array, equal_nan=True)
 
 
-def evaluate_values(function: Function, values: Sequence[Var], unstable: list[str] | None = None) -> list[Any]:
-    """Compute values that depend on constants alone, in float64, as the equivalence check does.
+def evaluate_values(
+    function: Function, values: Sequence[Var], precision: str = "float64", unstable: list[str] | None = None
+) -> list[Any]:
+    """Compute values that depend only on constants and on shapes that are fixed, at a precision of the runtime.
 
     Integers and booleans that are made of floats jump where these round otherwise: the bucket of a position by a
     logarithm has its borders at powers, where exact arithmetic gives an integer, and either float64 with constants
     that are stored rounded or the declared dtypes may give less. With a list `unstable`, the result at the border is
     chosen where the two differ, and the names of values whose result is then not that of float64 are added to it.
+    Inputs whose shapes are read are zeros.
     """
-    from coremltools.converters.mil.mil import Program
+    from coremltools.converters.mil.mil import Program, types
 
     from ..ir.block_editor import BlockEditor
     from ..ir.clone import clone_function
     from ..ir.constants import make_const
     from ..ir.coremltools_internals import remove_function_input
     from ..runtime import Runtime
+    from ..transforms.shape_inference import get_sizes
 
     clone = clone_function(function)
     names = {var.name for var in values}
     clone.set_outputs([var for op in clone.operations for var in op.outputs if var.name in names])
     with BlockEditor() as editor:
         editor.remove_if_unused(reversed(list(clone.operations)))
-    for name in list(clone.inputs):
+    for name in [name for name, var in clone.inputs.items() if not (var.child_ops or var.consuming_blocks)]:
         remove_function_input(clone, name)
+    feeds = {name: np.zeros([size or 1 for size in get_sizes(var.sym_type) or ()], types.nptype_from_builtin(var.dtype))
+             for name, var in clone.inputs.items() if types.is_tensor(var.sym_type)}
 
     def run(precision: str) -> dict[str, Any]:
         program = Program()
         program.add_function("main", clone)
-        return dict(Runtime(program, function="main", precision=precision)({})) if clone.outputs else {}
+        return dict(Runtime(program, function="main", precision=precision)(feeds)) if clone.outputs else {}
 
     wanted, jumps = list(clone.outputs), [] if unstable is None else _find_jumps(clone)
     clone.set_outputs([*wanted, *(var for var in jumps if var.name not in names)])
-    found = run("float64")
+    found = run(precision)
     declared = run("float16") if jumps else {}
     chosen = {var.name: _choose_at_border(var.op.op_type, found[var.name], declared[var.name]) for var in jumps}
     changed = [name for name, value in chosen.items() if not np.array_equal(value, found[name])]
@@ -165,7 +171,7 @@ def evaluate_values(function: Function, values: Sequence[Var], unstable: list[st
                 editor.replace(var, make_const(value if value.ndim else value[()], var.dtype, f"{var.name}_at_borders",
                                                var.op))
         clone.set_outputs([var for var in clone.outputs if var.name in names])
-        found = run("float64") | chosen
+        found = run(precision) | chosen
     return [found[var.name] for var in values]
 
 

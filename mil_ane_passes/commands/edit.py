@@ -29,6 +29,7 @@ from .edit_transforms import (
     list_given,
     make_by,
     make_dedup,
+    make_fixing,
     make_folding,
     make_for_names,
     make_io,
@@ -79,7 +80,7 @@ class EditOptions:
     "the .mlpackage to write"
     _: KW_ONLY
     fix_shape: FixShapes | None = field(default=None, metadata=edit_flag(
-        make_by("fix_shape", "FixShape"), metavar="NAME=1,3,8,8", action="append"))
+        make_fixing, metavar="NAME=1,3,8,8", action="append"))
     """fix the shape of the flexible input NAME; repeatable; a second shape for the same input makes another function,
     which may be named: FUNCTION:NAME=1,3,8,8"""
     pad_shape: PadShapes | None = field(default=None, metadata=edit_flag(

@@ -72,6 +72,13 @@ def make_for_names(option: str, module: str, name: str, *, renamed: bool = False
     return make
 
 
+def make_fixing(options: EditOptions, given: Any) -> list[Transform]:
+    from ..transforms.fix_shape import FixShape
+    from .adapt_encoder import evaluate_values
+
+    return [FixShape(given, options.function, evaluate_values if options.verify else None)]
+
+
 def make_folding(options: EditOptions, given: Any) -> list[Transform]:
     from ..transforms.fix_shape import FoldSizes
     from .adapt_encoder import evaluate_values

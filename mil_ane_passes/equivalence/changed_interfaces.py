@@ -16,8 +16,9 @@ from coremltools.converters.mil.mil import Function, Program, types
 from ..passes.contract import Exactness
 from ..passes.interface_change import InterfaceMapping
 from ..utils.errors import InputError
-from .comparison import to_arrays
-from .equivalence import VerifyReport, judge_executions
+from ..utils.text_format import format_count
+from .comparison import OutputDifference, to_arrays
+from .equivalence import Case, VerifyReport, judge_executions
 from .execution import Execution, Plan, Run
 from .feeds import ShapeChoice, list_shape_choices, make_feeds, make_state
 
@@ -26,11 +27,27 @@ __all__ = ["ChangedPart", "compare_across_interfaces"]
 Progress = Callable[[str], None]
 
 
+class RoundedValue(Protocol):
+    """The value of a constant before it was rounded, and the largest difference that rounding explains."""
+
+    @property
+    def exact(self) -> Any: ...
+
+    @property
+    def error(self) -> float: ...
+
+
 class ChangedPart(Protocol):
-    """A program made by transforms, with the mapping from a source function to each of its functions."""
+    """A program made by transforms, with the mapping from a source function to each of its functions.
+
+    `rounded` has, by function and name, constants that transforms computed and rounded.
+    """
 
     program: Program
     interfaces: dict[str, InterfaceMapping]
+
+    @property
+    def rounded(self) -> Mapping[str, Mapping[str, RoundedValue]]: ...
 
 
 def compare_across_interfaces(
@@ -44,10 +61,15 @@ def compare_across_interfaces(
     other, and later parts read the outputs of earlier ones. A function with states runs `steps` times in sequence, with
     its own states, which are compared as well. Feeds and results are limited to values that both interfaces can hold.
     Removed and added outputs are not compared; the notes list them.
+
+    The source computes tables of positions, for which the results have rounded constants, without rounding. In this
+    comparison the results read the exact values, and the constants are compared with these by themselves.
     """
     old, new = Execution([]), Execution([])
     notes: dict[str, None] = {}
+    constants: list[Case] = []
     for chain in _find_chains(parts):
+        constants += _compare_constants(chain)
         name = chain.mappings[0].function
         for number, choices in enumerate(_list_choices(before.functions[name], chain, describe(name), seeds, steps)):
             progress(f"{chain.label}, seed {number}")
@@ -61,7 +83,42 @@ def compare_across_interfaces(
         raise InputError("there is no function to compare; expected functions made of those of the source")
     report = judge_executions(old, new, exactness)
     report.notes += notes
+    count = sum(len(case.outputs) for case in constants)
+    if count:
+        report.notes.append(f"{format_count(count, 'constant')} computed from sizes: compared with exact values before "
+                            "rounding, which the runs then read")
+    report.cases += [case for case in constants if not case.passed]
+    if not all(case.passed for case in constants):
+        report.status = "different"
     return report
+
+
+def _compare_constants(chain: _Chain) -> Iterator[Case]:
+    """Yield the comparison of rounded constants with their exact values: one rounding and the stated error are allowed.
+    """
+    for (program, name), rounded in zip(chain.parts, chain.rounded, strict=True):
+        found = [_compare_constant(op.outputs[0], rounded[op.outputs[0].name])
+                 for op in program.functions[name].operations
+                 if op.op_type == "const" and op.outputs[0].name in rounded]
+        if found:
+            yield Case(name, "constants", "float64", found)
+
+
+def _compare_constant(var: Any, value: RoundedValue) -> OutputDifference:
+    stored, exact = np.asarray(var.val), np.asarray(value.exact, np.float64)
+    if stored.shape != exact.shape:
+        reason = f"has the shape {stored.shape}; expected {exact.shape}"
+        return OutputDifference(var.name, False, False, reason=reason)
+    with np.errstate(over="ignore", invalid="ignore"):
+        nearest = exact.astype(stored.dtype)
+        apart = np.where((stored == nearest) | np.isnan(stored) & np.isnan(exact), 0.0, np.abs(stored - exact))
+        allowed = np.where(np.isfinite(nearest), np.spacing(np.abs(nearest)), 0.0).astype(np.float64) + value.error
+        excess = np.nan_to_num(apart - allowed, nan=np.inf)
+    worst = np.unravel_index(int(np.argmax(excess)), exact.shape)
+    return OutputDifference(
+        var.name, bool(np.array_equal(stored, nearest, equal_nan=True)), bool(excess[worst] <= 0),
+        absolute=float(apart[worst]), index=tuple(map(int, worst)), before=float(exact[worst]),
+        after=float(stored[worst]), allowed=float(allowed[worst]))
 
 
 @dataclass(frozen=True)
@@ -70,6 +127,7 @@ class _Chain:
 
     parts: tuple[tuple[Program, str], ...]
     mappings: tuple[InterfaceMapping, ...]
+    rounded: tuple[Mapping[str, RoundedValue], ...]
 
     @property
     def label(self) -> str:
@@ -79,7 +137,8 @@ class _Chain:
 def _find_chains(parts: Sequence[ChangedPart]) -> Iterator[_Chain]:
     for name in parts[0].interfaces:
         present = [part for part in parts if name in part.interfaces]
-        yield _Chain(tuple((part.program, name) for part in present), tuple(part.interfaces[name] for part in present))
+        yield _Chain(tuple((part.program, name) for part in present), tuple(part.interfaces[name] for part in present),
+                     tuple(part.rounded.get(name, {}) for part in present))
 
 
 def _list_choices(
@@ -137,7 +196,9 @@ def _run_steps(
     stateful = _has_states(function)
     state = make_state(function, seed)
     old = Runtime(before, function=name, precision=precision)
-    new = [Runtime(program, function=each, precision=precision) for program, each in chain.parts]
+    new = [Runtime(program, function=each, precision=precision, constants={
+               key: value.exact for key, value in rounded.items()})
+           for (program, each), rounded in zip(chain.parts, chain.rounded, strict=True)]
     states: list[dict[str, Any]] = []
     carried: dict[str, Any] = {}
     for step, choice in enumerate(choices):

@@ -76,6 +76,8 @@ class Runtime:
     - `partial_sums` is called with (op, bound) for each op that sums products, before `observer`. No partial sum of any
       element is larger than the bound.
     - `departure` changes single ops as rewrites declare.
+    - `constants` are read in place of the values of constants outside of nested blocks, by name: the values that they
+      had before they were rounded to their dtypes.
     - `keeps_constants` is for a runtime that is called several times: converted constants are cached when they are
       first read, and not only at the second call.
     - `like` is a runtime of the same function. This one shares its prepared data, and the constants of the same dtype.
@@ -90,7 +92,7 @@ class Runtime:
         observer: Callable[[Any, Any, Any], None] | None = None, description: Any = None,
         finite_constants: bool = False, rounded_steps: bool = False,
         partial_sums: Callable[[Any, float], None] | None = None, departure: Quirk | None = None,
-        keeps_constants: bool = False, like: Runtime | None = None,
+        constants: Mapping[str, Any] | None = None, keeps_constants: bool = False, like: Runtime | None = None,
     ) -> None:
         if precision not in PRECISIONS:
             known = ", ".join(PRECISIONS)
@@ -116,6 +118,7 @@ class Runtime:
         if departure is not None:
             self._quirks.append(departure)
         self._observer = observer
+        self._constants = constants or {}
         self._description = description
         self._finite_constants, self._rounded_steps = finite_constants, rounded_steps
         self._keeps_constants, self._like = keeps_constants, like
@@ -236,7 +239,12 @@ class Runtime:
         from .interpreter import Interpreter
 
         quirks = [*self._quirks, *[BatchedShapes(batch_size)] * (batch_size > 1)]
-        return Interpreter(self._kernels, self._prepare_function(), quirks, self._observer)
+        machine = Interpreter(self._kernels, self._prepare_function(), quirks, self._observer)
+        replaced = [op.outputs[0] for op in self._block.find_ops(op_type="const")] if self._constants else []
+        for var in replaced:
+            if var.name in self._constants:
+                machine.hold(id(var), machine.precision.tensor(self._constants[var.name]))
+        return machine
 
     def _prepare_function(self) -> PreparedFunction:
         """Return the prepared function; it is prepared again if the program was edited."""

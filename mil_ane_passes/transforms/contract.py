@@ -11,7 +11,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..passes.interface_change import InterfaceChange, InterfaceMapping
 from ..utils.errors import InputError, suggest_nearest
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from ..package import Package
     from ..package.weight_plan import WeightPlan
 
-__all__ = ["MAX_PARTS", "PART_SUFFIXES", "Draft", "EditRecord", "Transform", "apply_transforms", "build_part_path"]
+__all__ = ["MAX_PARTS", "PART_SUFFIXES", "Draft", "EditRecord", "RoundedConstant", "Transform", "apply_transforms",
+           "build_part_path"]
 
 PART_SUFFIXES = ("1", "2")
 "Suffixes of the names of the two packages that `--split-at` writes."
@@ -52,6 +53,14 @@ class EditRecord:
                 "changed": self.changed, "exact": self.exact}
 
 
+@dataclass(frozen=True)
+class RoundedConstant:
+    """The value of a constant before it was rounded, and the largest difference that rounding explains."""
+
+    exact: Any
+    error: float
+
+
 @dataclass
 class Draft:
     """A program that transforms change.
@@ -60,7 +69,8 @@ class Draft:
     the names of removed values to the option that removed them. `part` distinguishes the drafts into which one was
     split; it is empty otherwise. `package` is the source package, None for a program in memory. `redirected` maps
     references to weights (file and offset) to other references with the same bytes. Unreferenced blobs are dropped from
-    a weight file if they are more than the fraction `dead_limit` of it (None: the default of `package`).
+    a weight file if they are more than the fraction `dead_limit` of it (None: the default of `package`). `rounded` has,
+    for each function, the exact values of constants that were computed from sizes and stored in their dtype, by name.
     """
 
     program: Program
@@ -72,6 +82,7 @@ class Draft:
     interfaces: dict[str, InterfaceMapping] = field(default_factory=dict)
     dead_limit: float | None = None
     redirected: Mapping[tuple[str, int], tuple[str, int]] = field(default_factory=dict)
+    rounded: dict[str, dict[str, RoundedConstant]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in self.program.functions:
@@ -104,6 +115,8 @@ class Draft:
         self.program.functions = {new: each for name, old in self.program.functions.items()
                                   for new, each in (made.items() if name == function else [(name, old)])}
         self.interfaces |= dict.fromkeys(made, mapping)
+        rounded = self.rounded.pop(function, {})
+        self.rounded |= {name: dict(rounded) for name in made}
 
     def emit(self) -> tuple[bytes, WeightPlan | None]:
         """Return the model file of the package with this program, and the plan for its weights if they change."""
@@ -124,7 +137,8 @@ class Draft:
         from ..ir.clone import clone_program
 
         return replace(self, program=clone_program(self.program), part=part or self.part, done=list(self.done),
-                       gone=dict(self.gone), interfaces=dict(self.interfaces))
+                       gone=dict(self.gone), interfaces=dict(self.interfaces),
+                       rounded={name: dict(each) for name, each in self.rounded.items()})
 
 
 class Transform:

@@ -28,7 +28,7 @@ from ..passes.interface_change import InterfaceChange
 from ..utils.errors import InputError, suggest_nearest
 from ..utils.option_spelling import choose_spelling, format_option, format_option_values
 from ..utils.text_format import format_count
-from .contract import Draft, EditRecord, Transform
+from .contract import Draft, EditRecord, RoundedConstant, Transform
 from .dead_ops import has_effects
 from .names import check_identifier, strip_percent
 from .shape_inference import ShapeInference, Sizes, get_sizes, set_input_shape
@@ -51,17 +51,25 @@ EXACT_OPS = frozenset((
     "one_hot", "pad", "real_div", "relu", "reshape", "reverse", "round", "select", "sign", "slice_by_index",
     "slice_by_size", "slice_update", "split", "sqrt", "squeeze", "stack", "sub", "tile", "transpose", "while_loop"))
 "Ops that compute the same floats on every machine: they move elements, or round the exact result once."
+_ROUNDING_OPS = frozenset(("add", "cast", "mul", "real_div", "sqrt", "sub"))
+"The `EXACT_OPS` that round floats."
+
+
+Evaluate = Callable[[Function, Sequence[Var], str], Sequence[Any]]
+"Computes values of a function that depend only on constants and shapes, at a precision of the runtime."
 
 
 class FixShape(Transform):
     """Fixes the shapes of inputs.
 
-    `given` is in the format of `parse_variants`; `function` names a function of the source.
+    `given` is in the format of `parse_variants`; `function` names a function of the source. `evaluate` is called with
+    a function, values and a precision; it computes the exact values of constants that coremltools rounds, for the
+    comparison with the source.
     """
 
-    def __init__(self, given: Any, function: str | None = None) -> None:
+    def __init__(self, given: Any, function: str | None = None, evaluate: Evaluate | None = None) -> None:
         self._variants = parse_variants(given)
-        self._function = function
+        self._function, self._evaluate = function, evaluate
 
     def apply(self, draft: Draft) -> list[Draft]:
         """Fix the shapes (see `Transform.apply`).
@@ -99,7 +107,7 @@ class FixShape(Transform):
     def _fix_one(self, draft: Draft, name: str, function: Function) -> None:
         shapes = _select_shapes_to_fix(function, self._variants[0])
         if shapes:
-            _fix_function(draft, name, function, shapes)
+            _fix_function(draft, name, function, shapes, self._evaluate)
             return
         note = f"fixed already: {_format_shapes(self._variants[0].shapes)}"
         draft.done.append(EditRecord(_OPTION, name, "", note, changed=False))
@@ -114,12 +122,9 @@ class FixShape(Transform):
         for variant, (name, each) in zip(self._variants, made.items(), strict=True):
             shapes = _select_shapes_to_fix(each, variant)
             if shapes:
-                _fix_function(draft, name, each, shapes)
+                _fix_function(draft, name, each, shapes, self._evaluate)
         if was_default:
             program.default_function_name = names[0]
-
-
-Evaluate = Callable[[Function, Sequence[Var]], Sequence[Any]]
 
 
 @dataclass(frozen=True)
@@ -127,8 +132,8 @@ class FoldSizes(Transform):
     """Replaces values that depend only on sizes by constants: shapes, indices, masks and tables of positions.
 
     Values that depend on floats which machines round differently, such as positions on a logarithmic scale, are not
-    folded to coremltools' values. If `evaluate` is given, they are folded to its results: it is called with a function
-    and values, and returns arrays. Functions with flexible inputs are not changed.
+    folded to coremltools' values. If `evaluate` is given, they are folded to its results: it is called with a function,
+    values and "float64", and returns arrays. Functions with flexible inputs are not changed.
 
     Compressed weights stay compressed, and so do their rows at consecutive positions, such as those of a table of
     positions. Rows at other positions are stored unpacked, and the actions report this.
@@ -147,12 +152,14 @@ class FoldSizes(Transform):
                 continue
             consts = [var for op in function.operations if op.op_type == "const" for var in op.outputs]
             ShapeInference(function, [*function.inputs.values(), *consts])
-            plan = plan_folding(function, get_specification_version(function), of_consts=True)
+            # Angles of positions that are rounded before the sine is computed would be a large error of the table.
+            exact_ops = EXACT_OPS if self.evaluate is None else EXACT_OPS - _ROUNDING_OPS
+            plan = plan_folding(function, get_specification_version(function), of_consts=True, exact_ops=exact_ops)
             folded, dropped = fold_constants(function, plan)
             kept = _cut_compressed_rows(function)
             unpacked: dict[str, int] = {}
             if self.evaluate is not None:
-                folded += _fold_evaluated(function, self.evaluate, unpacked)
+                folded += _fold_evaluated(function, self.evaluate, unpacked, draft.rounded.setdefault(name, {}))
             if folded:
                 self._record(draft, name, "", f"{_format_op_count(folded)} became constants and "
                              f"{_format_op_count(dropped)} were removed", exact=self.evaluate is None)
@@ -234,10 +241,13 @@ def _list_compressed_sources(var: Var) -> list[str]:
     return found
 
 
-def _fold_evaluated(function: Function, evaluate: Evaluate, unpacked: dict[str, int]) -> list[str]:
+def _fold_evaluated(
+    function: Function, evaluate: Evaluate, unpacked: dict[str, int], rounded: dict[str, RoundedConstant]
+) -> list[str]:
     """Replace values that depend only on consts, and are read by other ops, by constants; return their ops' types.
 
-    The bytes of unpacked rows of compressed weights are added to `unpacked`, by the names of the weights.
+    The bytes of unpacked rows of compressed weights are added to `unpacked`, by the names of the weights, and the exact
+    values of floats that their dtype rounds to `rounded`.
     """
     moving = _find_dependent_vars(function, lambda op: False, *function.inputs.values())
     computed = [op for op in function.operations if op.op_type != "const" and not op.op_type.startswith("constexpr_")
@@ -252,10 +262,12 @@ def _fold_evaluated(function: Function, evaluate: Evaluate, unpacked: dict[str, 
     for var in values:
         for name in _list_compressed_sources(var):
             unpacked[name] = unpacked.get(name, 0) + _count_bytes(var)
-    arrays = evaluate(function, values)
+    arrays = evaluate(function, values, "float64")
     with function, BlockEditor() as editor:
         for var, array in zip(values, arrays, strict=True):
             made = np.asarray(array).astype(types.nptype_from_builtin(var.dtype)).reshape(tuple(var.shape))
+            if types.is_float(var.dtype) and not np.array_equal(made.reshape(-1), np.ravel(array), equal_nan=True):
+                rounded[var.name] = RoundedConstant(np.asarray(array).reshape(made.shape), 0.0)
             const = make_const(made if types.is_tensor(var.sym_type) else made[()], var.dtype, var.name, var.op)
             rename_var(const.op, const, var.name)
             editor.replace(var, const)
@@ -291,7 +303,9 @@ def _select_shapes_to_fix(function: Function, variant: Variant) -> dict[str, Sha
             if check_shape(name, shape, get_sizes(function.inputs[name].sym_type), get_feature(function, name))}
 
 
-def _fix_function(draft: Draft, name: str, function: Function, shapes: dict[str, Shape]) -> None:
+def _fix_function(
+    draft: Draft, name: str, function: Function, shapes: dict[str, Shape], evaluate: Evaluate | None
+) -> None:
     """Fix inputs of `function`, infer all other values, and fold the values that are now constant."""
     inferred = ShapeInference(function, [set_input_shape(function, each, shape) for each, shape in shapes.items()])
     _check_inferred(inferred, shapes)
@@ -300,6 +314,8 @@ def _fix_function(draft: Draft, name: str, function: Function, shapes: dict[str,
         if feature is not None:
             describe_feature(function, fix_feature_shape(feature, shapes))
     plan = plan_folding(function, get_specification_version(function))
+    if evaluate is not None:
+        draft.rounded.setdefault(name, {}).update(_evaluate_rounded(function, plan, evaluate))
     folded, dropped = fold_constants(function, plan)
     function.sizes_inferred = True
     draft.change_interface(name, *(
@@ -309,6 +325,29 @@ def _fix_function(draft: Draft, name: str, function: Function, shapes: dict[str,
     for each, shape in shapes.items():
         done(each, f"'{each}' fixed to {format_shape(shape)}")
     _record_changes(done, function, inferred, plan, folded, dropped)
+
+
+def _evaluate_rounded(function: Function, plan: FoldPlan, evaluate: Evaluate) -> dict[str, RoundedConstant]:
+    """Compute the exact values of floats that become constants, outside of nested blocks.
+
+    coremltools computes them in the declared dtypes, as a device does. Each rounding may be different there, so that
+    twice the difference between that arithmetic and the exact value is allowed.
+    """
+    values = [var for op in plan.values for var in op.outputs
+              if _is_float(var) and op.enclosing_block is function]
+    if not values:
+        return {}
+    exact, declared = (evaluate(function, values, precision) for precision in ("float64", "float16"))
+    return {var.name: RoundedConstant(np.asarray(best), 2 * _find_largest_difference(best, near))
+            for var, best, near in zip(values, exact, declared, strict=True)
+            if not np.array_equal(np.asarray(var.val, np.float64), best, equal_nan=True)}
+
+
+def _find_largest_difference(one: Any, other: Any) -> float:
+    """Return the largest difference between elements that are finite in both."""
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(np.asarray(one, np.float64) - np.asarray(other, np.float64))
+    return float(apart[np.isfinite(apart)].max(initial=0.0))
 
 
 def _check_inferred(inferred: ShapeInference, shapes: dict[str, Shape]) -> None:
@@ -654,17 +693,20 @@ class FoldPlan:
     rounded: set[Var] = field(default_factory=set)
 
 
-def plan_folding(function: Function, version: int, of_consts: bool = False) -> FoldPlan:
+def plan_folding(
+    function: Function, version: int, of_consts: bool = False, exact_ops: frozenset[str] = EXACT_OPS
+) -> FoldPlan:
     """Plan the folding of ops of `function` whose values are known.
 
-    These are ops that depend on inputs, and with `of_consts` also ops that depend only on consts.
+    These are ops that depend on inputs, and with `of_consts` also ops that depend only on consts, if no float of these
+    is made by another op than `exact_ops`.
 
     An op stays if it was already unneeded, has side effects, or computes an output of the function. Compressed weights
     stay compressed.
     """
     before = _classify_ops(function, lambda var: False, set())
     inexact = _find_dependent_vars(
-        function, lambda op: op.op_type not in EXACT_OPS and any(map(_is_float, op.outputs))
+        function, lambda op: op.op_type not in exact_ops and any(map(_is_float, op.outputs))
     )
     moving, outputs = _find_dependent_vars(function, lambda op: False, *function.inputs.values()), set(function.outputs)
 

@@ -55,6 +55,7 @@ class Rename(Transform):
             draft.change_interface(name, *(InterfaceChange(kind, old, new, "renamed")
                                            for old, new in names.items() for kind in kinds.get(old, ())))
             rename_values(function, names)
+            draft.rounded[name] = {names.get(key, key): each for key, each in draft.rounded.get(name, {}).items()}
         return [draft]
 
 

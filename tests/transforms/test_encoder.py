@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import coremltools as ct
 import numpy as np
 import pytest
@@ -54,7 +56,7 @@ def test_places_on_a_logarithmic_scale_are_evaluated_and_not_rounded():
     assert types_of(folded) == ["add"]
     report = compare_across_interfaces(program, [folded])
     assert report.equal, str(report)
-    wrong, = apply(program, FoldSizes(lambda function, values: [
+    wrong, = apply(program, FoldSizes(lambda function, values, precision: [
         TABLE[np.log(np.arange(1, ROWS + 1), dtype=np.float16).astype(np.float16).astype(int)] for _ in values]))
     assert not compare_across_interfaces(program, [wrong]).equal
 
@@ -69,7 +71,7 @@ def test_casts_of_numbers_at_a_border_are_those_of_the_border(sign):
         return mb.add(x=x, y=mb.expand_dims(x=whole, axes=[1]), name="out")
 
     unstable: list[str] = []
-    folded, = apply(program_of(body), FoldSizes(lambda function, values: evaluate_values(function, values, unstable)))
+    folded, = apply(program_of(body), FoldSizes(partial(evaluate_values, unstable=unstable)))
     table, = (op.y.val for op in folded.program.functions["main"].operations if op.op_type == "add")
     assert unstable and table.reshape(-1)[7] == 3 * sign
 

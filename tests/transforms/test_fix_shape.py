@@ -355,6 +355,48 @@ def test_floats_that_may_be_rounded_otherwise_are_said(tmp_path, wave):
     assert np.abs(before - after).max() <= (1e-6 if wave else 0)
 
 
+@pytest.mark.parametrize("edits", [
+    {"fix_shape": ["x=1,4,40"]}, {"fix_shape": ["x=1,4,40", "x=1,4,50"]},
+    {"fix_shape": ["x=1,4,40"], "fold_sizes": True}, {"pad_shape": ["x=1,4,40"], "fold_sizes": True},
+    {"fix_shape": ["x=1,4,40"], "rename": {"wave": "waves"}}, {"fix_shape": ["x=1,4,40"], "split_at": ["y"]}], ids=str)
+@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
+@pytest.mark.parametrize("wave", [True, False])
+def test_tables_of_positions_are_compared_before_rounding(tmp_path, edits, dtype, wave):
+    source = flexible(tmp_path / "source.mlpackage", positions(dtype, wave), {"x": RANGED})
+    report = ane.edit(source, tmp_path / "made.mlpackage", verify=True, **edits)
+    assert report.status == "written", str(report)
+    rounds = wave or "fix_shape" in edits or dtype == "fp32"  # fp32 has room for products of fp16
+    assert ("computed from sizes: compared with exact values before rounding" in str(report)) is rounds
+
+
+def test_a_table_of_positions_of_other_values_is_found(tmp_path, monkeypatch):
+    from mil_ane_passes.transforms import fix_shape
+
+    def shift(var, before):
+        value = np.asarray(var.val) + np.float16(0.1) if var.name == "wave" else np.asarray(var.val)
+        return fix_shape.make_const(value if value.ndim else value[()], var.dtype, var.name, before)
+
+    source = flexible(tmp_path / "source.mlpackage", positions("fp16", True), {"x": RANGED})
+    monkeypatch.setattr(fix_shape, "_make_const_of", shift)
+    report = ane.edit(source, tmp_path / "made.mlpackage", verify=True, fix_shape=["x=1,4,40"])
+    assert report.status == "rejected" and "main, constants, float64: wave" in str(report), str(report)
+    assert not (tmp_path / "made.mlpackage").exists()
+
+
+def positions(dtype, wave):
+    """A table of sines of positions, or of the angles, that is added and multiplied."""
+    def body(x):
+        steps = mb.range_1d(start=0, end=mb.gather(x=mb.shape(x=x), indices=2, axis=0), step=1)
+        kind = {"fp16": np.float16, "fp32": np.float32}[dtype]
+        angles = mb.mul(x=mb.cast(x=steps, dtype=dtype), y=kind(0.3))
+        table = mb.cast(x=mb.sin(x=angles), dtype="fp32", name="wave") if wave else mb.cast(
+            x=angles, dtype="fp32", name="wave")
+        y = mb.add(x=x, y=table, name="y")
+        return mb.mul(x=mb.relu(x=y), y=table, name="out")
+
+    return body
+
+
 def test_new_weights_meet_the_edits_after(tmp_path):
     """Weights that are there twice are found beside those that are added, and names change after shapes."""
     twin = normal(8, 4, 3)
