@@ -13,9 +13,12 @@ __all__ = ["fold_lists"]
 def fold_lists(graph: Any) -> None:
     """Replace expressions of known lists and literals by their values.
 
-    That is: `len(a)`, `a[i]`, `n in a`, `all(a)`, `any(a)` of known lists, `d["key"]` of dict literals, `x is x`, lists
-    and dicts that grow, and the parts of a tuple that is made in the graph.
+    That is: `len(a)`, `a[i]`, `n in a`, `all(a)`, `any(a)`, `min(a)`, `max(a)` of known lists, `d["key"]` of dict
+    literals, `x is x`, lists and dicts that grow, the parts of a tuple that is made in the graph, and those of
+    `x.unbind(dim)` along an axis of known size.
     """
+    for node in graph.findAllNodes("aten::unbind", True):
+        _expand_unbind(graph, node)
     for node in graph.findAllNodes("prim::TupleUnpack", True):
         built = next(node.inputs()).node()
         if built.kind() == "prim::TupleConstruct":
@@ -31,6 +34,8 @@ def fold_lists(graph: Any) -> None:
         ("aten::__contains__", _fold_membership),
         ("aten::all", _fold_quantifier),
         ("aten::any", _fold_quantifier),
+        ("prim::min", _fold_extreme),
+        ("prim::max", _fold_extreme),
         ("aten::__is__", _fold_identity),
         ("aten::__isnot__", _fold_identity),
     ):
@@ -38,6 +43,26 @@ def fold_lists(graph: Any) -> None:
             found = fold(graph, node)
             if found is not None:
                 node.output().replaceAllUsesWith(found)
+
+
+def _expand_unbind(graph: Any, node: Any) -> None:
+    """Replace an `unbind` whose elements are counted or indexed, as a loop over them does, by a list of selects."""
+    held, axis = node.inputs()
+    place, sizes = read_constant(axis), held.type().sizes()
+    if not isinstance(place, int) or sizes is None or not -len(sizes) <= place < len(sizes) or sizes[place] is None:
+        return
+    if not any(use.user.kind() in ("aten::len", "aten::__getitem__") for use in node.output().uses()):
+        return
+    with graph.insert_point_guard(node):
+        numbers = [graph.insertConstant(number) for number in range(sizes[place])]
+    parts = [graph.create("aten::select", [held, axis, number], 1) for number in numbers]
+    built = graph.create("prim::ListConstruct", [part.output() for part in parts], 1)
+    built.output().setType(node.output().type())
+    for each in (*parts, built):
+        each.insertBefore(node)
+        each.copyMetadata(node)
+    node.output().replaceAllUsesWith(built.output())
+    node.destroy()
 
 
 def _merge_appends(graph: Any, node: Any) -> None:
@@ -183,6 +208,16 @@ def _fold_quantifier(graph: Any, node: Any) -> Any:
     if not all(isinstance(value, int | float) for value in values):
         return None
     return _insert_constant(graph, node, all(values) if node.kind() == "aten::all" else any(values))
+
+
+def _fold_extreme(graph: Any, node: Any) -> Any:
+    """Fold `min` or `max` of a known list of numbers."""
+    inputs = list(node.inputs())
+    elements = _get_elements(inputs[0]) if len(inputs) == 1 else None
+    values = [each if isinstance(each, int | float) else read_constant(each) for each in elements or ()]
+    if not values or not all(isinstance(value, int | float) for value in values):
+        return None
+    return _insert_constant(graph, node, min(values) if node.kind() == "prim::min" else max(values))
 
 
 def _fold_identity(graph: Any, node: Any) -> Any:

@@ -24,6 +24,8 @@ __all__ = ["specialize_graph", "use_input_types"]
 
 _MAX_ROUNDS = 16
 "The most rounds of simplification: folding one branch may make the condition of another one constant."
+_MAX_STEPS = 10_000
+"The most steps of a `while` that are counted."
 _log = logging.getLogger("mil_ane_passes")
 _PLAIN_TYPES = (bool, int, float, str, type(None))
 _user_inputs: ContextVar[Sequence[Any] | None] = ContextVar("mil_ane_passes_inputs", default=None)
@@ -91,6 +93,7 @@ def _simplify_once(graph: Any) -> None:
     torch._C._jit_pass_dce(graph)
     _inline_known_branches(graph)
     _fold_scalars(graph)
+    _count_loop_steps(graph)
     torch._C._jit_pass_constant_loop_unrolling(graph)
     torch._C._jit_pass_dce(graph)
 
@@ -127,7 +130,7 @@ _TORCH_STATE_VALUES = {
 "Queries of a script about torch or a device, and their values in a conversion."
 _LIKE_FIRST = ("aten::_transformer_encoder_layer_fwd", "aten::_native_multi_head_attention")
 "Ops for which torch propagates no sizes: their outputs have the type of their first input."
-_DIVISIONS = ("aten::floordiv", "aten::remainder")
+_DIVISIONS = ("aten::floordiv", "aten::__round_to_zero_floordiv", "aten::remainder")
 _FOLDABLE_OPS: dict[str, Callable[..., Any]] = {
     "aten::eq": operator.eq, "aten::ne": operator.ne, "aten::lt": operator.lt, "aten::le": operator.le,
     "aten::gt": operator.gt, "aten::ge": operator.ge, "aten::__not__": operator.not_, "aten::Bool": bool,
@@ -135,9 +138,58 @@ _FOLDABLE_OPS: dict[str, Callable[..., Any]] = {
     "aten::__isnot__": operator.is_not, "aten::add": operator.add, "aten::sub": operator.sub, "aten::mul": operator.mul,
     "aten::floordiv": operator.floordiv, "aten::remainder": operator.mod, "aten::neg": operator.neg,
     "prim::min": min, "prim::max": max, "aten::len": len,
+    "aten::__round_to_zero_floordiv": lambda a, b: abs(a) // abs(b) * (-1 if (a < 0) != (b < 0) else 1),
     "aten::__derive_index": lambda i, start, step: start + i * step,
     "aten::__range_length": lambda start, stop, step: len(range(start, stop, step)),
 }
+
+
+def _count_loop_steps(graph: Any) -> None:
+    """Replace the condition of each `while` that depends only on constant numbers by the number of its steps."""
+    for node in graph.findAllNodes("prim::Loop", True):
+        limit, started = (read_constant(value) for value in list(node.inputs())[:2])
+        body = next(node.blocks())
+        condition = next(body.outputs())
+        if not isinstance(limit, int) or not isinstance(started, bool) or read_constant(condition) is True:
+            continue
+        steps = _simulate_loop(node, body, min(limit, _MAX_STEPS)) if started else 0
+        if steps is None:
+            continue
+        with graph.insert_point_guard(node):
+            count, always = graph.insertConstant(steps), graph.insertConstant(True)
+        node.replaceInput(0, count)
+        node.replaceInput(1, always)
+        body.returnNode().replaceInput(0, always)
+
+
+def _simulate_loop(node: Any, body: Any, limit: int) -> int | None:
+    """Count the steps of a loop whose condition depends only on constants; None if it does not, or is longer."""
+    carried = list(body.inputs())
+    values = {value.unique(): read_constant(begun) for value, begun in zip(carried[1:], list(node.inputs())[2:])}
+    computed = list(body.outputs())
+
+    def compute(value: Any, known: dict[int, Any]) -> Any:
+        if value.unique() in known:
+            return known[value.unique()]
+        found = read_constant(value)
+        function = _FOLDABLE_OPS.get(value.node().kind())
+        if found is None and function is not None and value.node().owningBlock() == body:
+            inputs = [compute(each, known) for each in value.node().inputs()]
+            fails = value.node().kind() in _DIVISIONS and inputs[-1] == 0
+            if not fails and all(isinstance(each, int | float) for each in inputs):
+                found = function(*inputs)
+        known[value.unique()] = found
+        return found
+
+    for step in range(limit):
+        known = {**values, carried[0].unique(): step}
+        goes_on = compute(computed[0], known)
+        if not isinstance(goes_on, bool):
+            return None
+        if not goes_on:
+            return step + 1
+        values = {value.unique(): compute(made, known) for value, made in zip(carried[1:], computed[1:])}
+    return None
 
 
 def _inline_known_branches(graph: Any) -> None:

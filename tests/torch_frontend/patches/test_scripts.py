@@ -11,7 +11,7 @@ from torch import nn
 import mil_ane_passes as ane
 from mil_ane_passes.torch_frontend import NotConverted
 
-from ..checks import input_types, outputs
+from ..checks import check, input_types, outputs
 from ..grid.modules import MODULES, X3, Attributes, converted, module_outcome, scripted
 
 
@@ -35,6 +35,53 @@ class RaisesAlways(nn.Module):
 def test_a_whole_scripted_module_is_right(name):
     found = module_outcome(name, patched=True)
     assert found.verdict == "right", found
+
+
+class CountedLoop(nn.Module):
+    """`while` over numbers: one with few steps, one with many, and one without any."""
+
+    def forward(self, x, y):
+        k, j, i = 0, 100, 5
+        while k < 2:
+            y = y + x
+            k += 1
+        while j > 0:
+            y = y * 0.5 + x * j
+            j = j // 2
+        while i < 5:
+            y = y * 7
+            i += 1
+        return y
+
+
+class LongLoop(nn.Module):
+    def forward(self, x, y):
+        k = 0
+        while k < 400:
+            y = y * 0.9 + x
+            k += 1
+        return y
+
+
+class NumberedElements(nn.Module):
+    def forward(self, x, y):
+        for i, each in enumerate([x, y]):
+            y = y + each * i
+        return y
+
+
+class UnboundRows(nn.Module):
+    def forward(self, x, y):
+        for column in x.unbind(1):
+            y = y + column.unsqueeze(1) * 0.5
+        for one, other in zip(x.unbind(0), y.unbind(0)):
+            y = y + one * other.sum()
+        return y
+
+
+@pytest.mark.parametrize("module", [CountedLoop, LongLoop, NumberedElements, UnboundRows])
+def test_loops_over_known_numbers_and_elements(module):
+    check(module().eval(), torch.randn(3, 4), torch.randn(3, 4), frontend="script")
 
 
 class Quantified(nn.Module):
