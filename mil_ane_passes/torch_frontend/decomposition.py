@@ -42,10 +42,7 @@ def lower_by_decomposition(context: Any, node: Any) -> None:
         filled = [_fill_slots(entry, given) for entry in template]
         return packet(*filled[:len(arguments)], **dict(zip(keywords, filled[len(arguments):], strict=True)))
 
-    graphs = [
-        _trace_decomposition(run_template, tensors, hint, node)
-        for hint in (_FLEXIBLE_SIZE_HINTS if any(map(_has_flexible_size, tensors)) else _FLEXIBLE_SIZE_HINTS[:1])
-    ]
+    graphs = _trace_at_hints(run_template, tensors, node)
     if len({graph.code + str(list(graph._buffers)) for graph in graphs}) > 1:
         raise NotConverted.at(node, "depends on a flexible size in a way that has no lowering", "fix the size")
     _add_results(context, node, _convert_graph(context, graphs[0], tensors))
@@ -166,15 +163,38 @@ def _has_flexible_size(x: Var) -> bool:
     return any(not isinstance(size, int | np.integer) for size in x.shape)
 
 
-def _trace_decomposition(run: Any, tensors: list[Var], hint: int, node: Any) -> Any:
-    """Trace the graph of simpler ops, with `hint` for flexible sizes (always the same number for the same symbol)."""
+def _trace_at_hints(run: Any, tensors: list[Var], node: Any) -> list[Any]:
+    """Trace the graph of simpler ops, at two values of each flexible size.
+
+    Sizes of different symbols are different numbers. Slices of one tensor, such as `x[1:]` and `x[:-1]`, have different
+    symbols although their sizes are equal; where the op rejects different sizes, those at the same place from the last
+    axis are equal numbers, and where it rejects these as well, all are.
+    """
+    if not any(map(_has_flexible_size, tensors)):
+        return [_trace_decomposition(run, tensors, {}, node)]
+    flexible = [(str(size), axis - x.rank) for x in tensors for axis, size in enumerate(x.shape)
+                if not isinstance(size, int | np.integer)]
+    symbols = list(dict.fromkeys(symbol for symbol, _ in flexible))
+    places = {symbol: sorted(symbols.index(other) for other, axis in flexible if (symbol, axis) in flexible)[0]
+              for symbol in symbols}
+    refused: NotConverted | None = None
+    for offsets in ({symbol: number for number, symbol in enumerate(symbols)}, places, dict.fromkeys(symbols, 0)):
+        try:
+            return [_trace_decomposition(run, tensors, {symbol: hint + offset for symbol, offset in offsets.items()},
+                                         node) for hint in _FLEXIBLE_SIZE_HINTS]
+        except NotConverted as error:
+            refused = refused or error
+    assert refused is not None
+    raise refused
+
+
+def _trace_decomposition(run: Any, tensors: list[Var], sizes: dict[str, int], node: Any) -> Any:
+    """Trace the graph of simpler ops; flexible sizes have the numbers in `sizes`, by their symbols."""
     import torch
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    symbols: dict[str, int] = {}
-
     def size_of(size: Any) -> int:
-        return int(size) if isinstance(size, int | np.integer) else symbols.setdefault(str(size), hint + len(symbols))
+        return int(size) if isinstance(size, int | np.integer) else sizes[str(size)]
 
     # int32 represents torch's int64, the only dtype that torch accepts for indices
     examples = [torch.zeros([size_of(size) for size in x.shape], dtype=torch.int64 if x.dtype == types.int32 else

@@ -113,11 +113,12 @@ def cross(context: Any, node: Any) -> None:
 
 
 def _broadcast_pair(x: Var, y: Var) -> tuple[Var, Var]:
-    """Expand both tensors to the shape to which they broadcast."""
+    """Expand both tensors to the shape to which they broadcast; axes of flexible sizes are taken to be equal."""
     if has_static_shape(x) and has_static_shape(y):
         shape = np.broadcast_shapes(x.shape, y.shape)
         return broadcast_to(x, shape), broadcast_to(y, shape)
-    if x.rank == y.rank:
-        return x, y
-    longer = get_dims(x if x.rank > y.rank else y)
-    return broadcast_to(x, longer), broadcast_to(y, longer)
+    rank = max(x.rank, y.rank)
+    sizes = [[1] * (rank - each.rank) + get_dims(each) for each in (x, y)]
+    first, second = ([other if isinstance(own, int) and own == 1 else own for own, other in zip(*pair, strict=True)]
+                     for pair in (sizes, sizes[::-1]))
+    return broadcast_to(x, first), broadcast_to(y, second)

@@ -212,6 +212,15 @@ def defined_by_torch_losses(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return loss + torch.nn.functional.poisson_nll_loss(x, y) + torch.nn.functional.soft_margin_loss(x, y)
 
 
+SLICED_X = torch.rand(2, 3, 8)
+for name, function in {
+    "lerp": lambda x: torch.lerp(x[:, :, 1:], x[:, :, :-1], 0.3),
+    "addcmul": lambda x: torch.addcmul(x[:1], x[:1], x[1:]),
+    "logaddexp": lambda x: torch.logaddexp(x[:1], x[1:]), "distance": lambda x: F.pairwise_distance(x[:, 0], x[:, 1]),
+    "l1_loss": lambda x: F.l1_loss(x[:1], x[1:]), "vstack": lambda x: torch.vstack([x[:1], x[1:]]),
+}.items():
+    add_case(f"defined by torch of two slices {name}", function, SLICED_X, flexible=[2], lowest=3,
+             at=[(SLICED_X[..., :3],)], frontends=TRACE_AND_EXPORT)
 add_case("defined by torch flexible size", lambda x: torch.lerp(x, x * 2, 0.3) + torch.logaddexp(x, x),
     torch.rand(4, 3), flexible=[0], at=[(torch.rand(2, 3),), (torch.rand(64, 3),)])
 add_refused("defined by torch a graph that hangs on a flexible size is refused", "depends on a flexible size",
@@ -412,6 +421,14 @@ FORMULAS_Y = torch.rand(2, 4, 6) - 0.5
 def formulas_cosine_similarity(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     one = torch.cosine_similarity(x, y) + torch.cosine_similarity(x, y[0], 1, 0.5)
     return one + torch.cosine_similarity(x * 0, y)
+
+
+COSINES_X = torch.randn(2, 4, 9)
+for name, function in {"first axis": lambda x: F.cosine_similarity(x, x[:1], dim=0),
+                       "channels": lambda x: F.cosine_similarity(x[:, :1], x[:, 1:], dim=1),
+                       "another rank": lambda x: F.cosine_similarity(x[:, :1], x[0], dim=1)}.items():
+    add_case(f"formulas cosine similarity that broadcasts {name}", function, COSINES_X, flexible=[2],
+             at=[(COSINES_X[..., :2],)], frontends=TRACE_AND_EXPORT)
 
 
 add_case(
