@@ -161,3 +161,31 @@ def test_conditions_broadcast() -> None:
     same_bits(
         run(lambda cond, x: mb.select(cond=cond, a=x, b=0), {"cond": cond, "x": x})[0], np.int32([[3, 4], [0, 0]])
     )
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("name", ["maximum", "minimum"])
+def test_the_extreme_of_two_zeros_does_not_depend_on_how_they_are_broadcast(name: str, precision: str) -> None:
+    """+0 is the larger one, as in IEEE 754's maximum and minimum."""
+    x = np.where(np.arange(2 * 8 * 9) % 2, 0.0, -0.0).astype(np.float32).reshape(2, 8, 9)
+    y = np.where(np.arange(8 * 9) % 3, 0.0, -0.0).astype(np.float32).reshape(1, 8, 9)
+    negative = np.signbit(x) & np.signbit(y) if name == "maximum" else np.signbit(x) | np.signbit(y)
+    expected = np.where(negative, np.float32(-0.0), np.float32(0.0))
+    for other in (y, np.tile(y, (2, 1, 1))):
+        same_bits(run(lambda x, y: getattr(mb, name)(x=x, y=y), {"x": x, "y": other}, precision=precision)[0],
+                  expected.astype(np.float64) if precision == "float64" else expected)
+    x[0, 0], y[0, 0] = 2.0, 0.0
+    found, = run(lambda x, y: getattr(mb, name)(x=x, y=y), {"x": x, "y": y}, precision=precision)
+    np.testing.assert_array_equal(found[0, 0], 2.0 if name == "maximum" else 0.0)
+
+
+@pytest.mark.parametrize("precision", ["float64", "float16"])
+@pytest.mark.parametrize("name", ["sigmoid", "silu"])
+def test_a_sigmoid_does_not_depend_on_the_number_of_elements(name: str, precision: str) -> None:
+    x = np.random.default_rng(0).standard_normal(301).astype(np.float32) * 4
+    whole, = run(lambda x: getattr(mb, name)(x=x), {"x": x}, precision=precision)
+    for count in (1, 3, 7, 50):
+        part, = run(lambda x: getattr(mb, name)(x=x), {"x": x[:count]}, precision=precision)
+        same_bits(part, whole[:count])
+    same_bits(run(lambda x: getattr(mb, name)(x=x), {"x": np.array([-1e4, 1e4], np.float32)}, precision=precision)[0],
+              np.array([-0.0 if name == "silu" else 0.0, 1e4 if name == "silu" else 1.0], whole.dtype))

@@ -41,8 +41,6 @@ def apply_softmax(x: torch.Tensor, axis: int) -> torch.Tensor:
 _PLAIN_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "relu": relu,
     "relu6": lambda x: torch.clamp(x, 0.0, 6.0),
-    "sigmoid": torch.sigmoid,
-    "silu": lambda x: _multiply_into(x, torch.sigmoid(x)),
     "softplus": compute_softplus,
     "softsign": lambda x: x / torch.abs(x).add_(1.0),
 }
@@ -67,6 +65,18 @@ def get_recurrent_activation(name: str) -> Callable[[torch.Tensor], torch.Tensor
 @register_kernel(*_PLAIN_ACTIVATIONS)
 def evaluate_plain_activation(op: Any, ins: Any) -> torch.Tensor:
     return _PLAIN_ACTIVATIONS[op.op_type](ins["x"])
+
+
+@register_kernel("sigmoid", "silu")
+def evaluate_sigmoid(op: Any, ins: Any) -> torch.Tensor:
+    """Evaluate `sigmoid(x)`, or `x * sigmoid(x)`.
+
+    torch.sigmoid rounds the last elements of an array differently from the others, because they do not fill a vector
+    register. It is used for its speed at float32 only, at which no bits are compared.
+    """
+    x = ins["x"]
+    y = torch.sigmoid(x) if ins.machine.precision.name == "float32" else x.neg().exp_().add_(1.0).reciprocal_()
+    return y if op.op_type == "sigmoid" else _multiply_into(x, y)
 
 
 @register_kernel("softmax")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +11,20 @@ from ..registry import register_kernel
 
 __all__ = ["promote_operands"]
 
-_TORCH_FUNCTIONS = {
+
+def _choose_zero(z: torch.Tensor, x: torch.Tensor, y: torch.Tensor, are_negative: Callable[..., Any]) -> torch.Tensor:
+    """Return `z` with the sign of its zeros where both operands are zero: the larger is +0, the smaller is -0.
+
+    In torch the sign of the extreme of +0 and -0 depends on how the operands are broadcast.
+    """
+    zeros = z == 0
+    if not z.is_floating_point() or not bool(zeros.any()):
+        return z
+    signed = torch.where(are_negative(x.signbit(), y.signbit()), -0.0, 0.0).to(z.dtype)
+    return torch.where(zeros & (x == 0) & (y == 0), signed, z)
+
+
+_TORCH_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "add": torch.add,
     "sub": torch.sub,
     "mul": torch.mul,
@@ -20,8 +34,8 @@ _TORCH_FUNCTIONS = {
     "greater_equal": torch.ge,
     "less": torch.lt,
     "less_equal": torch.le,
-    "maximum": torch.maximum,
-    "minimum": torch.minimum,
+    "maximum": lambda x, y: _choose_zero(torch.maximum(x, y), x, y, torch.logical_and),
+    "minimum": lambda x, y: _choose_zero(torch.minimum(x, y), x, y, torch.logical_or),
     "logical_and": torch.logical_and,
     "logical_or": torch.logical_or,
     "logical_xor": torch.logical_xor,
