@@ -134,8 +134,9 @@ def replace_upsample(host: Callable[..., bool], op: Operation) -> bool:
     coremltools replaces those by a scale. Others (`interpolate(x, size=y.shape[2:])`) become a `resize`, which needs
     iOS17, or lookups of the nearest elements.
     """
-    try:
-        if host(op):
+    sizes = ((op.output_height, 2), (op.output_width, 3))
+    try:  # coremltools takes the constant of every product to be a scale of the image
+        if not any(_is_product_of_other_size(size, op.x.shape[axis]) for size, axis in sizes) and host(op):
             return True
     except (AssertionError, AttributeError):  # a size that no op of a scale computes
         pass
@@ -143,12 +144,24 @@ def replace_upsample(host: Callable[..., bool], op: Operation) -> bool:
     if linear and get_function(op).opset_version < ct.target.iOS17:
         return False
     with mb.set_before_op(op):
-        sizes = [op.output_height, op.output_width]
-        made = _resize_linear(op.x, sizes, bool(op.align_corners.val)) if linear else _resize_nearest(op.x, sizes)
+        made = _resize_linear(op.x, [size for size, _ in sizes], bool(op.align_corners.val)) if linear else (
+            _resize_nearest(op.x, [size for size, _ in sizes]))
         made = mb.identity(x=made, name=op.name)
     op.enclosing_block.replace_uses_of_var_after_op(anchor_op=op, old_var=op.outputs[0], new_var=made)
     op.enclosing_block.remove_ops([op])
     return True
+
+
+def _is_product_of_other_size(size: Var, extent: Any) -> bool:
+    """Return whether `size` is the product of a constant and a value that is not known to be `extent`."""
+    while size.op is not None and size.op.op_type in ("cast", "floor"):
+        size = size.op.x
+    if size.val is not None or size.op is None or size.op.op_type != "mul":
+        return False
+    factor = size.op.x
+    while factor.op is not None and factor.op.op_type == "cast":
+        factor = factor.op.x
+    return bool(factor.sym_val is None or np.ndim(factor.sym_val) or factor.sym_val != extent)
 
 
 def _resize_to_size(context: Any, node: Any, x: Var, axes: range, corners: bool) -> Var | None:

@@ -161,3 +161,49 @@ def test_a_constant_table_takes_the_size_of_a_flexible_image(mode: str, frontend
     table = torch.randn(1, 2, 4, 5)
     check(lambda x: interpolate(table, size=x.shape[2:], mode=mode) + x, torch.randn(1, 2, 8, 12), frontend=frontend,
           flexible=[2, 3], at=[(torch.randn(1, 2, 31, 5),)], atol=1e-4, target=ct.target.iOS17)
+
+
+def crop_to_patches(x: torch.Tensor, **how: Any) -> torch.Tensor:
+    return interpolate(x, (x.shape[2] // 4 * 4, x.shape[3] // 4 * 4), **how)
+
+
+def double_size_of_another(x: torch.Tensor, **how: Any) -> torch.Tensor:
+    return interpolate(torch.nn.functional.avg_pool2d(x, 2), (x.shape[2] * 2, x.shape[3] * 2), **how)
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("resize", [crop_to_patches, double_size_of_another])
+@pytest.mark.parametrize("how", [{"mode": "bilinear"}, {"mode": "bilinear", "align_corners": True}, {}], ids=str)
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+def test_a_multiple_of_another_size_is_no_scale_of_the_image(resize: Any, how: dict[str, Any], frontend: str) -> None:
+    check(lambda x: resize(x, **how), torch.randn(1, 2, 8, 12), frontend=frontend, flexible=[2, 3], lowest=4,
+          at=[(torch.randn(1, 2, 13, 9),)], target=ct.target.iOS17)
+
+
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+def test_a_multiple_of_the_own_size_is_a_scale_of_the_image(frontend: str) -> None:
+    def resize(x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(x)
+        return interpolate(y, (y.shape[2] * 2, y.shape[3] * 3), mode="bilinear")
+
+    mlmodel = check(resize, torch.randn(1, 2, 8, 12), frontend=frontend, flexible=[2, 3], at=[(
+        torch.randn(1, 2, 5, 9),)])
+    assert [op.op_type for op in mlmodel._mil_program.functions["main"].operations if "upsample" in op.op_type] == [
+        "upsample_bilinear"]
+
+
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+def test_a_computed_size_of_a_table_and_of_a_reshape(frontend: str) -> None:
+    """Positions of Depth Anything and DPT: the number of patches sizes the tokens and the table of positions."""
+    class Patches(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.nn.Parameter(torch.randn(1, 3, 5, 5), requires_grad=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h, w = x.shape[2] // 4, x.shape[3] // 4
+            tokens = torch.nn.functional.avg_pool2d(x, 4).flatten(2)
+            return tokens.reshape((1, 3, h, w)) + interpolate(self.table, size=(h, w), mode="bilinear")
+
+    check(Patches().eval(), torch.randn(1, 3, 8, 12), frontend=frontend, flexible=[2, 3], lowest=8,
+          at=[(torch.randn(1, 3, 16, 8),)], target=ct.target.iOS17)
