@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,8 @@ from .adapt_parts import (
 if TYPE_CHECKING:
     from coremltools.converters.mil.mil import Function, Program, Var
 
+    from ..equivalence.equivalence import VerifyReport
+    from ..equivalence.feeds import ShapeChoice
     from ..runtime import Runtime
     from ..transforms.contract import Draft
     from ..transforms.encoder import EncoderStructure
@@ -42,6 +45,8 @@ RESULT_BOUND = 1e-2
 "Largest allowed difference relative to an output's largest value: values between packages are fp16, rewrites round."
 _GENERATION_NOTE = ("to generate text, convert the model with its cache in states; without a cache there is no "
                     "generate.py, and each token costs a call for the entire context")
+_FORMS = ((1, True), (0, True), (1, False))
+"Forms of integers that are not looked up (`shown` and `counts` of `_make_feeds`), of which a model accepts one."
 _LOOKUP, _MAIN = "lookup.mlpackage", "encoder.mlpackage"
 
 
@@ -103,15 +108,32 @@ def _transform(
         if not options.verify:
             return drafts, structure, ""
         options.progress("comparing")
-        found = compare_drafts(before, drafts)
+        found = _compare_inputs(before, drafts, structure)
         return drafts, structure, "" if found.equal else str(found)
     reference = clone_program(folded.program)
     drafts = divide_encoder(replace(folded, interfaces={}, rounded={}), structure)
     options.progress("comparing")
-    for found in (compare_drafts(before, [kept]), compare_across_interfaces(reference, drafts)):
+    for found in (_compare_inputs(before, [kept], structure), compare_across_interfaces(reference, drafts)):
         if not found.equal:
             return drafts, structure, str(found)
     return drafts, structure, ""
+
+
+def _compare_inputs(before: Program, drafts: Sequence[Draft], structure: EncoderStructure) -> VerifyReport:
+    """Compare drafts with the source on random inputs, or on inputs as in `_draw_run` if those may not be valid.
+
+    Random masks may hide the first token, which is the only one that it sees in a causal model, and its result is then
+    undefined. Random integers may select no row of a table where the model subtracts them.
+    """
+    def draw(form: tuple[int, bool], function: Function, choice: ShapeChoice, number: int) -> dict[str, Any]:
+        length = next((choice.shapes[name][axis] for name, axes in structure.lengths.items() for axis in axes), None)
+        return _make_feeds(function, structure, length, number, *form)
+
+    first = compare_drafts(before, drafts)
+    if first.equal or not structure.integers:
+        return first
+    return next((found for form in _FORMS if (found := compare_drafts(before, drafts, partial(draw, form))).equal),
+                first)
 
 
 def _is_rounded(var: Var, array: Any) -> bool:
@@ -299,15 +321,16 @@ def _draw_run(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Make the feeds of a run, and run the source; the results are finite if those of one of three forms are.
 
-    Integers that are not looked up show keys by 1 and state the number of keys, hide keys by 1, or are all 1.
+    Integers that are not looked up show keys by 1 and state the number of keys, hide keys by 1, or show keys by 1 and
+    are otherwise 1 (`_FORMS`).
     """
     first: tuple[dict[str, Any], dict[str, Any]] | None = None
-    for shown, counts in ((1, True), (0, True), (1, False)):
-        feeds = _make_feeds(function, structure, length, number, shown, counts)
+    for form in _FORMS:
+        feeds = _make_feeds(function, structure, length, number, *form)
         try:
             expected = original(feeds)
         except AnePassesError:  # a number of keys that is no row of a table
-            if (shown, counts) == (1, False) and first is None:
+            if form == _FORMS[-1] and first is None:
                 raise
             continue
         if all(np.isfinite(value).all() for value in expected.values()):

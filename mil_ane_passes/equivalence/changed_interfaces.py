@@ -25,6 +25,8 @@ from .feeds import ShapeChoice, list_shape_choices, make_feeds, make_state
 __all__ = ["ChangedPart", "compare_across_interfaces"]
 
 Progress = Callable[[str], None]
+Draw = Callable[[Function, ShapeChoice, int], dict[str, Any]]
+"Makes feeds of a function from the shapes and the number of a run."
 
 
 class RoundedValue(Protocol):
@@ -54,8 +56,9 @@ def compare_across_interfaces(
     before: Program, parts: Sequence[ChangedPart], *, seeds: int = 2, steps: int = 3,
     precisions: Sequence[str] = ("float64",), exactness: Exactness = Exactness.ROUNDING,
     describe: Callable[[str], Any] = lambda name: None, progress: Progress = lambda text: None,
+    draw: Draw | None = None,
 ) -> VerifyReport:
-    """Compare a program with the results of transforms, on random feeds.
+    """Compare a program with the results of transforms, on random feeds, or on those that `draw` makes.
 
     If there is one part, each of its functions corresponds to a function of `before`. Several parts run one after the
     other, and later parts read the outputs of earlier ones. A function with states runs `steps` times in sequence, with
@@ -74,7 +77,7 @@ def compare_across_interfaces(
         for number, choices in enumerate(_list_choices(before.functions[name], chain, describe(name), seeds, steps)):
             progress(f"{chain.label}, seed {number}")
             for precision in precisions:
-                runs = _run_steps(before, chain, choices, number, precision, describe(name))
+                runs = _run_steps(before, chain, choices, number, precision, describe(name), draw)
                 for first, second in runs:
                     _merge_run(old, first, precision)
                     _merge_run(new, second, precision)
@@ -186,7 +189,8 @@ def _find_fixed_shapes(
 
 
 def _run_steps(
-    before: Program, chain: _Chain, choices: Sequence[ShapeChoice], seed: int, precision: str, description: Any
+    before: Program, chain: _Chain, choices: Sequence[ShapeChoice], seed: int, precision: str, description: Any,
+    draw: Draw | None,
 ) -> Iterator[tuple[Run, Run]]:
     """Yield the runs of both sides, step by step; each side keeps its own states."""
     from ..runtime import Runtime
@@ -202,7 +206,8 @@ def _run_steps(
     states: list[dict[str, Any]] = []
     carried: dict[str, Any] = {}
     for step, choice in enumerate(choices):
-        feeds = make_feeds(function, choice, seed + step * 101, description)
+        number = seed + step * 101
+        feeds = make_feeds(function, choice, number, description) if draw is None else draw(function, choice, number)
         for mapping in chain.mappings:
             feeds = mapping.round_feeds(feeds)
         if not states:

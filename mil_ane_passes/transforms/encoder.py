@@ -26,7 +26,7 @@ from .fix_shape import Evaluate, FixShape, FoldSizes
 from .io import Io
 from .pad_shape import PadShape, read_ranges, spread_scalar_choices
 from .padded_values import ImpossibleLength
-from .padding import MASKED
+from .padding import MASKED, find_count, skip_moves
 from .shape_inference import get_sizes
 from .split_inputs import SplitInputs
 
@@ -363,8 +363,9 @@ class OneHotRows(Transform):
             with function, BlockEditor() as editor:
                 mb = RewriteBuilder(function, UniqueNames(function))
                 for op in list(function.operations):
-                    stored = op.op_type in ("gather", "gather_nd") and (is_const(op.x) or is_compressed(op.x))
-                    if op.op_type in ("gather", "gather_nd") and not stored and self._replace(mb, op, editor):
+                    reads = op.op_type in ("gather", "gather_along_axis", "gather_nd")
+                    stored = reads and (is_const(op.x) or is_compressed(op.x))
+                    if reads and not stored and self._replace(mb, op, editor):
                         draft.done.append(EditRecord("--one-hot-rows", name, op.outputs[0].name, "'"
                                                      f"{op.outputs[0].name}', {op.op_type}: rows are read by a product "
                                                      "with a one-hot matrix"))
@@ -392,12 +393,18 @@ class OneHotRows(Transform):
 def _find_places(op: Operation) -> tuple[int, Var] | None:
     """Return the axis along which an op reads at computed positions, and the positions; None for other ops.
 
-    For gather_nd, the indices along all other axes must be 0, and these axes must have size 1.
+    For gather_nd, the indices along all other axes must be 0, and these axes must have size 1. For gather_along_axis,
+    there is one position for all other axes.
     """
     if op.inputs.get("batch_dims") is not None and int(op.batch_dims.val):
         return None
     if op.op_type == "gather":
         return None if is_const(op.indices) else (int(op.axis.val) % op.x.rank, op.indices)
+    if op.op_type == "gather_along_axis":
+        axis, place = int(op.axis.val) % op.x.rank, skip_moves(op.indices)
+        whole = [1 if each == axis else size for each, size in enumerate(op.x.shape)] == list(op.outputs[0].shape)
+        single = get_sizes(place.sym_type) is not None and all(size == 1 for size in get_sizes(place.sym_type) or ())
+        return (axis, place) if whole and single and not is_const(place) and _is_never_negative(place) else None
     var, wrapped = op.indices, False
     while var.op is not None and (var.op.op_type == "cast" or wraps_negatives(var.op)):
         wrapped |= var.op.op_type == "select"
@@ -409,16 +416,16 @@ def _find_places(op: Operation) -> tuple[int, Var] | None:
     others = [axis for axis in range(len(columns)) if axis not in moving]
     if len(moving) != 1 or any(int(op.x.shape[axis]) != 1 or np.any(columns[axis].val) for axis in others):
         return None
-    if wrapped and not _is_place_of_extreme(columns[moving[0]]):
+    if wrapped and not _is_never_negative(columns[moving[0]]):
         return None
     return moving[0], columns[moving[0]]
 
 
-def _is_place_of_extreme(var: Var) -> bool:
-    """Return whether integers are positions of extremes (argmax or argmin), which are never negative."""
-    while var.op is not None and var.op.op_type in ("cast", "expand_dims", "squeeze", "reshape", "identity"):
-        var = var.op.x
-    return var.op is not None and var.op.op_type in ("reduce_argmax", "reduce_argmin")
+def _is_never_negative(var: Var) -> bool:
+    """Return whether integers are positions of extremes (argmax or argmin), or of the last of counted elements."""
+    op, count = skip_moves(var).op, find_count(var)
+    return op is not None and op.op_type in ("reduce_argmax", "reduce_argmin") or (
+        count is not None and count.op is not None and count.op.op_type == "reduce_sum")
 
 
 def _multiply_one_hot(mb: RewriteBuilder, op: Operation, axis: int, places: Var) -> Var:
@@ -433,7 +440,7 @@ def _multiply_one_hot(mb: RewriteBuilder, op: Operation, axis: int, places: Var)
     order = [axis, *(place for place in range(x.rank) if place != axis)]
     matrix = mb.reshape(x=x if order == list(range(x.rank)) else mb.transpose(x=x, perm=order), shape=[size, -1])
     found = mb.matmul(x=rows, y=matrix)
-    if op.op_type == "gather_nd":
+    if op.op_type in ("gather_along_axis", "gather_nd"):
         return mb.reshape(x=found, shape=out)
     kept = [int(x.shape[place]) for place in order[1:]]
     parts = mb.reshape(x=found, shape=[*map(int, places.shape), *kept])

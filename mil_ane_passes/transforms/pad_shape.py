@@ -403,6 +403,8 @@ def _find_mask_scale(start: Var) -> tuple[float, float]:
 def spread_scalar_choices(function: Function) -> list[str]:
     """Replace selects between two scalars by arithmetic, which gives equal values for finite numbers.
 
+    In masks that are added to the scores of a softmax, minus infinity becomes a number that hides keys as well.
+
     For two scalars, coremltools infers a scalar result whatever the shape of the condition, so it infers no values.
     Returns the names of the replaced results.
     """
@@ -412,7 +414,7 @@ def spread_scalar_choices(function: Function) -> list[str]:
         for op in list(function.operations):
             if op.op_type != "select" or not op.cond.rank or not types.is_float(op.a.dtype):
                 continue
-            first, second = get_uniform(op.a), get_uniform(op.b)
+            first, second = (_get_choice(side, op.outputs[0]) for side in (op.a, op.b))
             scalars = not op.a.rank and not op.b.rank or tuple(op.cond.shape) == tuple(op.outputs[0].shape)
             if first is not None and second is not None and scalars:
                 with mb.at(op):
@@ -425,6 +427,14 @@ def spread_scalar_choices(function: Function) -> list[str]:
                 editor.remove_if_unused([op])
                 done.append(name)
     return done
+
+
+def _get_choice(side: Var, result: Var) -> float | None:
+    """Return the number that a select chooses; that of a mask is finite, since arithmetic makes NaN of infinities."""
+    value = side.val if is_const(side) else None
+    if value is not None and np.size(value) and np.all(np.isneginf(value)) and _is_added_only(result):
+        return MASKED
+    return get_uniform(side)
 
 
 def _choose_scalar(mb: RewriteBuilder, op: Operation, a: float, b: float) -> Var:

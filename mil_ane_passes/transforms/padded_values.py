@@ -61,7 +61,14 @@ class _Sample:
 
 
 def _has_fitting_operands(op: Operation) -> bool:
-    """Return whether the sizes of a select's operands fit, which coremltools does not check for its condition."""
+    """Return whether a select's operands fit, and known indices are in range, which coremltools does not check."""
+    if op.op_type in ("gather", "gather_nd") and op.indices.val is not None and np.size(op.indices.val):
+        places = np.asarray(op.indices.val)
+        columns = {int(op.axis.val): places} if op.op_type == "gather" else dict(enumerate(np.moveaxis(places, -1, 0)))
+        batched = op.inputs.get("batch_dims") is not None and int(op.batch_dims.val)
+        held = get_sizes(op.x.sym_type)
+        return bool(batched or held is None or all(
+            int(np.max(column)) < (held[axis] or np.inf) for axis, column in columns.items()))
     if op.op_type != "select":
         return True
     sizes = [get_sizes(operand.sym_type) or () for operand in (op.cond, op.a, op.b)]

@@ -22,7 +22,7 @@ from .dead_ops import get_read_vars, has_effects
 from .fix_shape import EXACT_OPS
 from .padded_values import LengthSamples, Refusal
 
-__all__ = ["MASKED", "Padding", "get_uniform"]
+__all__ = ["MASKED", "Padding", "find_count", "get_uniform", "skip_moves"]
 
 MASKED = -40000.0
 "The value that masks keys: finite in fp16, and so far below all scores that its softmax is 0."
@@ -80,6 +80,8 @@ class Padding:
     notes: list[tuple[Var, str]] = field(default_factory=list)
     real: set[Var] = field(default_factory=set)
     "Positions of extremes along a padded axis that are never in the padding."
+    counts: set[Var] = field(default_factory=set)
+    "Numbers of elements along a padded axis that are not masked: a model reads the last of them at this number - 1."
     _unsure: set[Var] = field(default_factory=set)
     "Numbers that may differ at lengths that were not sampled, or on a device: the ops that compute them are kept."
     _made: dict[Any, Var] = field(default_factory=dict)
@@ -305,13 +307,13 @@ class Padding:
         if pads[axis] == 0.0:
             return var
         size = int(var.shape[axis])
-        if pads[axis] == ANY:
+        if pads[axis] == ANY or types.is_int(var.dtype):
             mask = self._along(self.make_valid(size, size, "bool"), axis, var.rank)
             zero = np.zeros((), types.nptype_from_builtin(var.dtype))[()]
             made = self.mb.select(cond=mask, a=var, b=zero)
         else:
             if not types.is_float(var.dtype):
-                raise Refusal(op, f"'{var.name}' holds integers; expected floats to mask the padding of")
+                raise Refusal(op, f"'{var.name}' holds booleans; expected numbers to mask the padding of")
             mask = self._along(self.make_valid(size, size, types.builtin_to_string(var.dtype)), axis, var.rank)
             made = self.mb.mul(x=var, y=mask)
         self.pads[made] = {**pads, axis: 0.0}
@@ -564,14 +566,15 @@ class Padding:
         op.set_inputs(no_check_var_types=True, indices=made)
 
     def _is_real_place(self, var: Var) -> bool:
-        """Return whether integers are positions of extremes along a padded axis: they are never in the padding."""
-        while var.op is not None and var.op.op_type in ("cast", "expand_dims", "squeeze", "reshape", "identity"):
-            var = var.op.x
-        return var in self.real
+        """Return whether integers are positions that are never in the padding.
+
+        These are positions of extremes along a padded axis, and those of the last element that is not masked.
+        """
+        return skip_moves(var) in self.real or find_count(var) in self.counts
 
     def _pad_gather_along_axis(self, op: Operation) -> None:
         axis, pads = int(op.axis.val) % op.x.rank, self.get_pads(op.x)
-        if axis in pads:
+        if axis in pads and not self._is_real_place(op.indices):
             raise Refusal(op, "it reads a padded axis at positions that may be in the padding")
         value = get_uniform(op.x)
         self._set(op, dict.fromkeys(self.samples.find_padded_axes(op.outputs[0], op), FINITE if value is None and (
@@ -597,9 +600,7 @@ class Padding:
     def _reads_real_places(self, op: Operation, axes: list[int]) -> bool:
         """Return whether a gather_nd op reads padded axes only at positions of extremes, of which its indices consist.
         """
-        var = op.indices
-        while var.op is not None and (var.op.op_type == "cast" or wraps_negatives(var.op)):
-            var = var.op.x if var.op.op_type == "cast" else var.op.a
+        var = skip_moves(op.indices)
         made = var.op
         if made is None or made.op_type not in ("stack", "concat") or int(made.axis.val) % var.rank != var.rank - 1:
             return False
@@ -647,8 +648,11 @@ class Padding:
         if (begin, end) != ([0] * x.rank, list(map(int, x.shape))):
             x = self.mb.slice_by_index(x=x, begin=begin, end=end)
             self.pads[x] = self.get_pads(op.x)
-        if not types.is_float(x.dtype):
+        if types.is_int(x.dtype):
             raise Refusal(op, "it reads integers at a position that moves with the length")
+        if x.dtype == types.bool:
+            x = self.mb.cast(x=x, dtype="fp16")
+            self.pads[x] = {place: pad for place, pad in self.get_pads(op.x).items()}
         if axis in self.get_pads(x):
             x = self._clear(op, x, axis)
         rows = self.make_one_hot(int(x.shape[axis]), start, count, types.builtin_to_string(x.dtype))
@@ -656,6 +660,8 @@ class Padding:
         gone = [place for place, flag in enumerate(squeeze) if flag]
         if gone:
             made = self.mb.squeeze(x=made, axes=gone)
+        if op.x.dtype == types.bool:
+            made = self.mb.cast(x=made, dtype="bool")
         self._note(op, made, f"{count} rows are read along axis {axis} by a one-hot matrix")
         self._replace(op, made, _drop_axes(found, squeeze))
 
@@ -828,6 +834,13 @@ class Padding:
                       for axis, pad in self.get_pads(x).items() if axis not in axes}
         kept = [axis for axis in range(x.rank) if axis not in gone]
         self._set(op, {kept.index(axis): pad for axis, pad in rest.items()})
+        if kind == "sum" and axes == set(padded) and self._is_flag(self._get_source(op, "x")):
+            self.counts.add(op.outputs[0])
+
+    def _is_flag(self, var: Var) -> bool:
+        """Return whether elements are 0 or 1: booleans, or an integer input that is not looked up, which is a mask."""
+        var = skip_moves(var)
+        return var.dtype == types.bool or var.op is None and types.is_int(var.dtype)
 
     def _pad_reduce_argmax(self, op: Operation) -> None:
         """Fill the padding with a value that is never the first extreme, because the real elements come first."""
@@ -981,10 +994,35 @@ class Padding:
         value = get_uniform(op.value)
         self._set(op, dict.fromkeys(self.get_pads(op.ref_tensor), FINITE if value is None else value))
 
+    def _pad_band_part(self, op: Operation) -> None:
+        """Keep the pads: a band is selected by the difference of the indices, which padding at the end does not move.
+        """
+        self._set(op, {axis: pad if pad in (0.0, ANY) else FINITE for axis, pad in self.get_pads(op.x).items()})
+
     def _pad_coreml_update_state(self, op: Operation) -> None:
         if self.get_pads(op.value):
             raise Refusal(op, "it writes a padded value to a state")
         self._set(op, {})
+
+
+def find_count(var: Var) -> Var | None:
+    """Return the count if a value is the position of the last of counted elements, the count - 1; None otherwise."""
+    op = skip_moves(var).op
+    if op is None or op.op_type not in ("add", "sub") or get_uniform(op.y) != (1 if op.op_type == "sub" else -1):
+        return None
+    return skip_moves(op.x)
+
+
+def skip_moves(var: Var) -> Var:
+    """Return the value whose elements a value has in another shape or dtype, or that it wraps where it is negative."""
+    while var.op is not None:
+        if wraps_negatives(var.op):
+            var = var.op.a
+        elif var.op.op_type in ("cast", "expand_dims", "squeeze", "reshape", "tile", "identity"):
+            var = var.op.x
+        else:
+            break
+    return var
 
 
 def get_uniform(var: Var) -> float | None:

@@ -23,6 +23,7 @@ class Decoder(torch.nn.Module):
         self.form = form
         self.table, self.head = torch.nn.Embedding(VOCABULARY, WIDTH), torch.nn.Linear(WIDTH, VOCABULARY)
         self.projections = torch.nn.ModuleList(torch.nn.Linear(WIDTH, 3 * WIDTH) for _ in range(layers))
+        self.seen = torch.ones(1, 1, ROWS, ROWS, dtype=torch.bool).tril()
         self.register_buffer("k", torch.zeros(layers, 1, HEADS, ROWS, SIZE))
         self.register_buffer("v", torch.zeros(layers, 1, HEADS, ROWS, SIZE))
 
@@ -46,6 +47,8 @@ class Decoder(torch.nn.Module):
         elif self.form == "window by masked_fill":
             mask = mask.masked_fill(far, -3e4)
         scores = q @ k.transpose(-1, -2) * SIZE ** -0.5 + mask
+        if self.form == "rows of a buffer":
+            scores = torch.where(self.seen[:, :, end - count:end, :end], scores, torch.tensor(-3e4))
         if self.form == "sinks":
             sinks = torch.full((1, HEADS, count, 1), 0.5)
             return torch.cat([scores, sinks], -1).softmax(-1)[..., :-1] @ v
@@ -70,7 +73,8 @@ def save_decoder(path, convert, layers=2, form="plain", precision="FLOAT16"):
 
 @pytest.mark.parametrize("convert", [ct.convert, ane.convert], ids=["ct", "ane"])
 @pytest.mark.parametrize("layers", [1, 2])
-@pytest.mark.parametrize("form", ["plain", "fused", "window by where", "window by masked_fill", "sinks"])
+@pytest.mark.parametrize("form", ["plain", "fused", "window by where", "window by masked_fill", "sinks",
+                                  "rows of a buffer"])
 def test_forms_of_attention(tmp_path, form, layers, convert):
     report = ane.adapt(save_decoder(tmp_path / "source.mlpackage", convert, layers, form), tmp_path / "out")
     assert report.status == "written" and report.kind == "decoder", str(report)
