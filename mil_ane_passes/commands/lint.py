@@ -156,6 +156,8 @@ def run(arguments: argparse.Namespace) -> int:
         check_fix_options(arguments, sources)
     if arguments.statistics and arguments.format not in ("text", "json"):
         raise InputError(f"--statistics: found --format {arguments.format}; expected text or json")
+    if arguments.statistics and arguments.sizes:
+        raise InputError("--statistics counts findings and has no place for --sizes; remove one of them")
     settings = read_lint_settings(arguments)
     if len(split_targets(settings.keywords.get("target", "all"))) > 1:
         check_target_options(arguments, settings.keywords)

@@ -82,7 +82,8 @@ class SplitIntoParts(Transform):
         before, parts, rest, crossed = list(draft.done), [], draft, set[str]()
         for cut in cuts:
             values = places.list_values(cut)
-            first, rest = SplitAt([each for each in values if each not in crossed], self.function).apply(rest)
+            named = [each for each in values if each not in crossed]
+            first, rest = SplitAt(named, self.function, self._asked).apply(rest)
             parts.append(first)
             crossed.update(values)
         parts.append(rest)

@@ -300,6 +300,11 @@ def test_statistics_count_the_findings_of_each_rule(models, capsys):
     assert basis.startswith("estimates of Core ML's segmenter") and {row.split()[0] for row in rows} == set(ops)
 
 
+def test_statistics_have_no_sizes(models, capsys):
+    err = ran(capsys, "models", "--statistics", "--sizes", code=2)[1]
+    assert "--statistics counts findings and has no place for --sizes; remove one of them" in err
+
+
 def test_statistics_as_json_and_of_one_package(models, capsys):
     data = json.loads(ran(capsys, "models/b/c.mlpackage", "--statistics", "--format", "json", code=1)[0])
     assert (data["schema"], data["command"], data["target"]) == (2, "lint", "m4")
