@@ -68,7 +68,7 @@ class SplitAt(Transform):
         for value in self.values:
             if value in draft.gone and not any(value in collect_names(each) for each in functions.values()):
                 raise make_unknown_name_error(value, format_option_values("split_at", value), (), gone=draft.gone)
-        return split_each(draft, dict.fromkeys(functions, self.values), self.function)
+        return split_each(draft, dict.fromkeys(functions, self.values), self.function, self.asked)
 
     def check(self, draft: Draft) -> None:
         """Raise InputError with the reason if the cut is not possible; the draft is not changed."""
