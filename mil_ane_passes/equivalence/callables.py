@@ -20,6 +20,11 @@ __all__ = ["Caller", "RejectedSizes", "is_callable_side"]
 Array = np.ndarray[Any, Any]
 
 
+_TRAINING_LAYERS = ("Attention", "BatchNorm", "Bn", "Dropout", "GRU", "InstanceNorm", "LSTM", "RNN", "RReLU",
+                    "Transformer")
+"Parts of the names of PyTorch's layers that compute something else in training mode, such as ConvBn2d."
+
+
 class RejectedSizes(InputError):
     """An exported module does not accept inputs of these sizes: a guard of torch.export excludes them."""
 
@@ -27,6 +32,17 @@ class RejectedSizes(InputError):
 def is_callable_side(given: Any) -> bool:
     """Return whether `given` is a callable to compare with, and not a model to load."""
     return callable(given) and not hasattr(given, "get_spec")
+
+
+def _may_depend_on_training(torch: Any, part: Any) -> bool:
+    """Return whether a module may compute something else in training mode: not a container or a layer such as Linear.
+
+    coremltools' quantizers leave their layers in training mode. A traced module has only the name of its class.
+    """
+    name = getattr(part, "original_name", type(part).__name__)
+    known = getattr(torch.nn, name, None) or getattr(torch.ao.nn.intrinsic, name, None)
+    is_plain = known is not None and (hasattr(part, "original_name") or isinstance(part, known))
+    return not is_plain or any(each in name for each in _TRAINING_LAYERS)
 
 
 class Caller:
@@ -50,7 +66,8 @@ class Caller:
         torch = sys.modules.get("torch")  # if torch is not imported, `given` cannot be a torch module
         self._torch = torch if torch is not None and isinstance(given, torch.nn.Module) else None
         training = [] if self._torch is None or self._is_exported() else [
-            f"'{name}' in {self.name}" if name else self.name for name, part in given.named_modules() if part.training]
+            f"'{name}' in {self.name}" if name else self.name for name, part in given.named_modules()
+            if part.training and _may_depend_on_training(torch, part)]
         if training:
             raise InputError(f"the module {training[0]} is in training mode, in which dropout and batch norm compute "
                              "something else; call its eval() first")

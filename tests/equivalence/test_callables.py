@@ -303,6 +303,17 @@ def test_a_part_in_training_mode_is_refused_too(full):
         ane.verify(full, net)
 
 
+@pytest.mark.parametrize("traced", [False, True])
+def test_layers_that_compute_the_same_in_training_mode_are_accepted(traced):
+    """As coremltools' quantizers leave them, in a module that is not in training mode."""
+    module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.LayerNorm(4)).eval()
+    module[0].train()
+    trace = torch.jit.trace(module, torch.ones(2, 3))
+    program = ct.convert(trace, convert_to="milinternal", inputs=[ct.TensorType("x", (2, 3))],
+                         minimum_deployment_target=ct.target.iOS17, compute_precision=ct.precision.FLOAT32)
+    assert ane.verify(program, trace if traced else module).equal
+
+
 REFUSED = {
     "too few": (lambda x, z: x + z, "returned 1 outputs, the program has 2 ('sum', 'gap'); expected one for each"),
     "too many": (lambda x, z: (x, z, x), "returned 3 outputs, the program has 2 ('sum', 'gap')"),
