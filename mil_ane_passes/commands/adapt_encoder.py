@@ -94,8 +94,10 @@ def _transform(
 
     rounded: list[str] = []
 
-    def evaluate(function: Function, values: Sequence[Var], precision: str) -> list[Any]:
-        arrays = evaluate_values(function, values, precision, unstable)
+    def evaluate(
+        function: Function, values: Sequence[Var], precision: str, constants: Mapping[str, Any]
+    ) -> list[Any]:
+        arrays = evaluate_values(function, values, precision, constants, unstable)
         rounded.extend(var.name for var, array in zip(values, arrays) if _is_rounded(var, array))
         rounded.extend(unstable)
         return arrays
@@ -125,7 +127,9 @@ def _compare_inputs(before: Program, drafts: Sequence[Draft], structure: Encoder
     Random masks may hide the first token, which is the only one that it sees in a causal model, and its result is then
     undefined. Random integers may select no row of a table where the model subtracts them.
     """
-    def draw(form: tuple[int, bool], function: Function, choice: ShapeChoice, number: int) -> dict[str, Any]:
+    function = before.functions[structure.function]
+
+    def draw(form: tuple[int, bool], feeds: dict[str, Any], choice: ShapeChoice, number: int) -> dict[str, Any]:
         length = next((choice.shapes[name][axis] for name, axes in structure.lengths.items() for axis in axes), None)
         return _make_feeds(function, structure, length, number, *form)
 
@@ -145,9 +149,12 @@ def _is_rounded(var: Var, array: Any) -> bool:
 
 
 def evaluate_values(
-    function: Function, values: Sequence[Var], precision: str = "float64", unstable: list[str] | None = None
+    function: Function, values: Sequence[Var], precision: str = "float64", constants: Mapping[str, Any] | None = None,
+    unstable: list[str] | None = None,
 ) -> list[Any]:
     """Compute values that depend only on constants and on shapes that are fixed, at a precision of the runtime.
+
+    `constants` has values of constants before they were rounded, by name, to compute from.
 
     Integers and booleans that are made of floats jump where these round otherwise: the bucket of a position by a
     logarithm has its borders at powers, where exact arithmetic gives an integer, and either float64 with constants
@@ -177,7 +184,8 @@ def evaluate_values(
     def run(precision: str) -> dict[str, Any]:
         program = Program()
         program.add_function("main", clone)
-        return dict(Runtime(program, function="main", precision=precision)(feeds)) if clone.outputs else {}
+        runtime = Runtime(program, function="main", precision=precision, constants=constants)
+        return dict(runtime(feeds)) if clone.outputs else {}
 
     wanted, jumps = list(clone.outputs), [] if unstable is None else _find_jumps(clone)
     clone.set_outputs([*wanted, *(var for var in jumps if var.name not in names)])

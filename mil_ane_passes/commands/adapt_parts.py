@@ -19,7 +19,7 @@ from ..passes.layout import format_bytes
 if TYPE_CHECKING:
     from coremltools.converters.mil.mil import Function
 
-    from ..equivalence.changed_interfaces import Draw
+    from ..equivalence.changed_interfaces import Adjust
     from ..equivalence.equivalence import VerifyReport
     from ..transforms.contract import Draft
     from .adapt import AdaptOptions, AdaptReport
@@ -173,13 +173,13 @@ def describe_var(var: Any) -> dict[str, Any]:
     return {"shape": list(info.shape or ()), "dtype": np.dtype(types.nptype_from_builtin(info.dtype)).name}
 
 
-def compare_drafts(before: Any, drafts: Sequence[Draft], draw: Draw | None = None) -> VerifyReport:
-    """Compare the results of transforms with the original program, on random feeds or on those that `draw` makes."""
+def compare_drafts(before: Any, drafts: Sequence[Draft], adjust: Adjust | None = None) -> VerifyReport:
+    """Compare the results of transforms with the original program on random feeds, which `adjust` may replace."""
     from ..equivalence.changed_interfaces import compare_across_interfaces
 
     package = drafts[0].package
     return compare_across_interfaces(before, drafts, describe=(lambda name: None) if package is None
-                                     else package.description, draw=draw)
+                                     else package.description, adjust=adjust)
 
 
 def read_report_file(folder: str, name: str) -> str:

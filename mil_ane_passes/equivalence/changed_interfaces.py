@@ -6,7 +6,7 @@ it, or into several parts that run one after the other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,11 +22,11 @@ from .equivalence import Case, VerifyReport, judge_executions
 from .execution import Execution, Plan, Run
 from .feeds import ShapeChoice, list_shape_choices, make_feeds, make_state
 
-__all__ = ["ChangedPart", "compare_across_interfaces"]
+__all__ = ["Adjust", "ChangedPart", "compare_across_interfaces", "hide_last_keys"]
 
 Progress = Callable[[str], None]
-Draw = Callable[[Function, ShapeChoice, int], dict[str, Any]]
-"Makes feeds of a function from the shapes and the number of a run."
+Adjust = Callable[[dict[str, Any], ShapeChoice, int], dict[str, Any]]
+"Returns the feeds of a run in place of random ones, for the shapes and the number of the run."
 
 
 class RoundedValue(Protocol):
@@ -56,9 +56,9 @@ def compare_across_interfaces(
     before: Program, parts: Sequence[ChangedPart], *, seeds: int = 2, steps: int = 3,
     precisions: Sequence[str] = ("float64",), exactness: Exactness = Exactness.ROUNDING,
     describe: Callable[[str], Any] = lambda name: None, progress: Progress = lambda text: None,
-    draw: Draw | None = None,
+    adjust: Adjust | None = None,
 ) -> VerifyReport:
-    """Compare a program with the results of transforms, on random feeds, or on those that `draw` makes.
+    """Compare a program with the results of transforms, on random feeds, which `adjust` may replace.
 
     If there is one part, each of its functions corresponds to a function of `before`. Several parts run one after the
     other, and later parts read the outputs of earlier ones. A function with states runs `steps` times in sequence, with
@@ -77,7 +77,7 @@ def compare_across_interfaces(
         for number, choices in enumerate(_list_choices(before.functions[name], chain, describe(name), seeds, steps)):
             progress(f"{chain.label}, seed {number}")
             for precision in precisions:
-                runs = _run_steps(before, chain, choices, number, precision, describe(name), draw)
+                runs = _run_steps(before, chain, choices, number, precision, describe(name), adjust)
                 for first, second in runs:
                     _merge_run(old, first, precision)
                     _merge_run(new, second, precision)
@@ -122,6 +122,22 @@ def _compare_constant(var: Any, value: RoundedValue) -> OutputDifference:
         var.name, bool(np.array_equal(stored, nearest, equal_nan=True)), bool(excess[worst] <= 0),
         absolute=float(apart[worst]), index=tuple(map(int, worst)), before=float(exact[worst]),
         after=float(stored[worst]), allowed=float(allowed[worst]))
+
+
+def hide_last_keys(
+    masks: Container[str], shown: int, feeds: Mapping[str, Any], choice: ShapeChoice, number: int
+) -> dict[str, Any]:
+    """Return feeds in which the inputs `masks` show all keys by `shown`, 0 or 1, or hide the last third by the other.
+
+    Random masks may hide all keys of a query, whose softmax is then undefined: of a causal model, that of the first.
+    """
+    found = dict(feeds)
+    for name, value in feeds.items():
+        if name in masks and value.ndim:
+            size = value.shape[-1]
+            hidden = np.arange(size) >= (size - size // 3 if number % 2 else size)
+            found[name] = np.broadcast_to(np.where(hidden, 1 - shown, shown), value.shape).astype(value.dtype)
+    return found
 
 
 @dataclass(frozen=True)
@@ -190,7 +206,7 @@ def _find_fixed_shapes(
 
 def _run_steps(
     before: Program, chain: _Chain, choices: Sequence[ShapeChoice], seed: int, precision: str, description: Any,
-    draw: Draw | None,
+    adjust: Adjust | None,
 ) -> Iterator[tuple[Run, Run]]:
     """Yield the runs of both sides, step by step; each side keeps its own states."""
     from ..runtime import Runtime
@@ -207,7 +223,8 @@ def _run_steps(
     carried: dict[str, Any] = {}
     for step, choice in enumerate(choices):
         number = seed + step * 101
-        feeds = make_feeds(function, choice, number, description) if draw is None else draw(function, choice, number)
+        feeds = make_feeds(function, choice, number, description)
+        feeds = feeds if adjust is None else adjust(feeds, choice, number)
         for mapping in chain.mappings:
             feeds = mapping.round_feeds(feeds)
         if not states:

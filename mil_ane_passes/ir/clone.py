@@ -18,6 +18,7 @@ from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 from coremltools.converters.mil.mil.utils import CacheDoublyLinkedList
 
 from ..utils.garbage_collection import pause_garbage_collection
+from .coremltools_internals import is_evaluated_wrongly
 from .query import get_flat_inputs
 from .type_inference import infer_types, raise_not_evaluated, refine_type
 
@@ -169,7 +170,7 @@ def infer_outputs(clone: Operation, like: Operation) -> Operation:
         return built
 
     clone.type_inference = return_types
-    if any(_has_large_value(var) for var in get_flat_inputs(clone)) or any(
+    if is_evaluated_wrongly(clone) or any(_has_large_value(var) for var in get_flat_inputs(clone)) or any(
         _count_bytes(each) > _MAX_EVALUATED_BYTES for each in built
     ):
         clone.value_inference = raise_not_evaluated

@@ -5,7 +5,7 @@ coremltools does not document these attributes. They exist in coremltools 8.3 to
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +19,7 @@ __all__ = [
     "evaluate_op",
     "get_input_vars",
     "get_typed_value",
+    "is_evaluated_wrongly",
     "remove_function_input",
     "remove_last_user",
     "set_input_var",
@@ -49,6 +50,8 @@ def evaluate_op(op: Operation, sym_types: Sequence[Any]) -> tuple[Any, ...]:
 
     An output that cannot be evaluated from the inputs is None. Raises the exceptions of coremltools' value inference.
     """
+    if is_evaluated_wrongly(op):
+        return (None,) * len(sym_types)
     keep_dims = getattr(op, "keep_dims", None)
     if keep_dims is None or not isinstance(keep_dims.val, np.bool_):
         return tuple(op._auto_val(tuple(sym_types)))
@@ -57,6 +60,27 @@ def evaluate_op(op: Operation, sym_types: Sequence[Any]) -> tuple[Any, ...]:
         return tuple(op._auto_val(tuple(sym_types)))
     finally:
         op.keep_dims = keep_dims
+
+
+def is_evaluated_wrongly(op: Operation) -> bool:
+    """Return whether coremltools' value inference, and so its constant folding, gives another result than the op.
+
+    It does not interleave the values of a concat, replaces elements in every mode of scatter_along_axis, and writes the
+    result of thresholded_relu into its operand. Of an exclusive cumsum, of flatten2d at axis 0 and of topk of all
+    elements it raises an exception.
+    """
+    name, wrong = _EVALUATED_WRONGLY.get(op.op_type, ("", None))
+    if wrong is None or not name:
+        return wrong is not None
+    var = getattr(op, name, None)
+    return var is not None and var.val is not None and bool(wrong(var.val))
+
+
+_EVALUATED_WRONGLY: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "concat": ("interleave", bool), "scatter_along_axis": ("mode", lambda mode: mode != "update"),
+    "thresholded_relu": ("", bool), "cumsum": ("exclusive", bool), "flatten2d": ("axis", lambda axis: axis == 0),
+    "topk": ("k", lambda k: k == -1)}
+"By op type, the parameter and its values for which value inference is wrong; for all values without a parameter."
 
 
 def get_input_vars(op: Operation) -> Mapping[str, Any]:

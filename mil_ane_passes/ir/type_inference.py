@@ -13,6 +13,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Block, Operation, Var, get_new_symbol, types
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
+from .coremltools_internals import is_evaluated_wrongly
 from .query import get_flat_inputs, is_opaque
 
 __all__ = ["infer_types", "limit_evaluation", "propagate_symbols", "raise_not_evaluated", "refine_type"]
@@ -80,6 +81,8 @@ def _infer_select_type(op: Operation, chosen: Any) -> Any:
 def limit_evaluation() -> Iterator[None]:
     """Limit constant folding of ops built inside the `with`: a value must not be much larger than its operands.
 
+    Ops that coremltools evaluates wrongly (`is_evaluated_wrongly`) are not folded.
+
     coremltools evaluates every op whose operands are constants, and the result of a `tile` or `fill` of one number has
     any size that a package declares. Results as large as their operands, such as transposed weights, are evaluated.
     """
@@ -92,7 +95,7 @@ def limit_evaluation() -> Iterator[None]:
 
 def _evaluate_within_limit(op: Operation, output_types: Any) -> Any:
     built = max(map(_count_elements, output_types), default=0)
-    if (
+    if is_evaluated_wrongly(op) or (
         built > _MAX_EVALUATED_ELEMENTS
         and op.op_type != "const"
         and built > sum(_count_elements(var.sym_type) for var in get_flat_inputs(op))

@@ -41,7 +41,7 @@ _MAX_LEAST_TRIED = 8
 A model that computes differences or windows of a few tokens cannot run at the shortest declared lengths.
 """
 _BETWEEN_SCORES = frozenset({"add", "cast", "mul", "real_div", "reshape", "transpose", "squeeze", "expand_dims",
-                             "identity", "select"})
+                             "identity", "select", "slice_by_index"})
 "Ops that may be between a softmax and the product with the values."
 
 

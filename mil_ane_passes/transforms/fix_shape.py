@@ -20,6 +20,7 @@ from ..ir.builder import RewriteBuilder, UniqueNames
 from ..ir.clone import clone_function
 from ..ir.compressed_weights import explain_axis_obstacle, insert_unit_axis
 from ..ir.constants import make_const
+from ..ir.coremltools_internals import set_stored_type
 from ..ir.query import get_flat_inputs, get_itemsize, is_compressed, is_const, iterate_nested_ops, plain_type
 from ..package.interface import describe_feature, get_feature, get_predicted_names, get_specification_version
 from ..package.names import rename_var
@@ -55,16 +56,17 @@ _ROUNDING_OPS = frozenset(("add", "cast", "mul", "real_div", "sqrt", "sub"))
 "The `EXACT_OPS` that round floats."
 
 
-Evaluate = Callable[[Function, Sequence[Var], str], Sequence[Any]]
-"Computes values of a function that depend only on constants and shapes, at a precision of the runtime."
+Evaluate = Callable[[Function, Sequence[Var], str, Mapping[str, Any]], Sequence[Any]]
+"""Computes values of a function that depend only on constants and shapes, at a precision of the runtime, from the given
+values of constants before they were rounded, by name."""
 
 
 class FixShape(Transform):
     """Fixes the shapes of inputs.
 
     `given` is in the format of `parse_variants`; `function` names a function of the source. `evaluate` is called with
-    a function, values and a precision; it computes the exact values of constants that coremltools rounds, for the
-    comparison with the source.
+    a function, values, a precision and no values of constants; it computes the exact values of constants that
+    coremltools rounds, for the comparison with the source.
     """
 
     def __init__(self, given: Any, function: str | None = None, evaluate: Evaluate | None = None) -> None:
@@ -133,7 +135,8 @@ class FoldSizes(Transform):
 
     Values that depend on floats which machines round differently, such as positions on a logarithmic scale, are not
     folded to coremltools' values. If `evaluate` is given, they are folded to its results: it is called with a function,
-    values and "float64", and returns arrays. Functions with flexible inputs are not changed.
+    values, "float64" and the values of constants that were rounded before, and returns arrays. Functions with flexible
+    inputs are not changed.
 
     Compressed weights stay compressed, and so do their rows at consecutive positions, such as those of a table of
     positions. Rows at other positions are stored unpacked, and the actions report this.
@@ -262,14 +265,20 @@ def _fold_evaluated(
     for var in values:
         for name in _list_compressed_sources(var):
             unpacked[name] = unpacked.get(name, 0) + _count_bytes(var)
-    arrays = evaluate(function, values, "float64")
+    arrays = evaluate(function, values, "float64", {name: each.exact for name, each in rounded.items()})
     with function, BlockEditor() as editor:
         for var, array in zip(values, arrays, strict=True):
-            made = np.asarray(array).astype(types.nptype_from_builtin(var.dtype)).reshape(tuple(var.shape))
+            made = np.asarray(array).astype(types.nptype_from_builtin(var.dtype))
+            # coremltools types a select of two numbers as a number, whatever the shape of its condition.
+            is_declared = made.size == np.prod([1, *var.shape])
+            made = made.reshape(tuple(var.shape)) if is_declared else made
             if types.is_float(var.dtype) and not np.array_equal(made.reshape(-1), np.ravel(array), equal_nan=True):
                 rounded[var.name] = RoundedConstant(np.asarray(array).reshape(made.shape), 0.0)
-            const = make_const(made if types.is_tensor(var.sym_type) else made[()], var.dtype, var.name, var.op)
+            const = make_const(made if types.is_tensor(var.sym_type) or not is_declared else made[()], var.dtype,
+                               var.name, var.op)
             rename_var(const.op, const, var.name)
+            if not is_declared:
+                set_stored_type(var, const.sym_type)  # users can only be rebound to values of the same type
             editor.replace(var, const)
         editor.remove_if_unused([var.op for var in values])
     return [var.op.op_type for var in values]
@@ -317,6 +326,7 @@ def _fix_function(
     if evaluate is not None:
         draft.rounded.setdefault(name, {}).update(_evaluate_rounded(function, plan, evaluate))
     folded, dropped = fold_constants(function, plan)
+    folded += _fold_choices(function)
     function.sizes_inferred = True
     draft.change_interface(name, *(
         InterfaceChange("state" if types.is_state(function.inputs[each].sym_type) else "input", each, each, "reshaped",
@@ -325,6 +335,29 @@ def _fix_function(
     for each, shape in shapes.items():
         done(each, f"'{each}' fixed to {format_shape(shape)}")
     _record_changes(done, function, inferred, plan, folded, dropped)
+
+
+def _fold_choices(function: Function) -> list[str]:
+    """Replace selects of two numbers by a constant condition by constants; return their types.
+
+    coremltools types such a select as a number, whatever the shape of its condition, and cannot read it then.
+    """
+    found: list[str] = []
+    with function, BlockEditor() as editor:
+        for op in [op for op in function.operations if op.op_type == "select"]:
+            known = all(is_const(each) and each.val is not None for each in (op.cond, op.a, op.b))
+            if not known or op.a.rank or op.b.rank or not op.cond.rank or op.outputs[0] in function.outputs or (
+                    op.cond.val.size * get_itemsize(op.outputs[0]) > _MAX_BLOB_BYTES):
+                continue
+            old = op.outputs[0]
+            const = make_const(np.where(op.cond.val, op.a.val, op.b.val).astype(
+                types.nptype_from_builtin(old.dtype)), old.dtype, old.name, op)
+            rename_var(const.op, const, old.name)
+            set_stored_type(old, const.sym_type)  # users can only be rebound to values of the same type
+            editor.replace(old, const)
+            editor.remove_if_unused([op])
+            found.append("select")
+    return found
 
 
 def _evaluate_rounded(function: Function, plan: FoldPlan, evaluate: Evaluate) -> dict[str, RoundedConstant]:
@@ -337,7 +370,7 @@ def _evaluate_rounded(function: Function, plan: FoldPlan, evaluate: Evaluate) ->
               if _is_float(var) and op.enclosing_block is function]
     if not values:
         return {}
-    exact, declared = (evaluate(function, values, precision) for precision in ("float64", "float16"))
+    exact, declared = (evaluate(function, values, precision, {}) for precision in ("float64", "float16"))
     return {var.name: RoundedConstant(np.asarray(best), 2 * _find_largest_difference(best, near))
             for var, best, near in zip(values, exact, declared, strict=True)
             if not np.array_equal(np.asarray(var.val, np.float64), best, equal_nan=True)}

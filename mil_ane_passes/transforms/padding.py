@@ -528,12 +528,16 @@ class Padding:
         self._set(op, self.get_pads(op.x))
 
     def _pad_tile(self, op: Operation) -> None:
-        values = self.samples.get_values(op.reps)
-        reps = op.reps.val if values is None else self.samples.get_value(op.reps)
-        if reps is None or any(int(reps[axis]) != 1 for axis in self.get_pads(op.x)):
-            raise Refusal(op, "it repeats a padded axis, or by a number that depends on the length")
-        self._set_parameter(op, "reps", np.array(reps, np.int32))
-        self._set(op, self.get_pads(op.x))
+        values = self.samples.get_values(op.reps) or [op.reps.val]
+        pads = self.get_pads(op.x)
+        added = set(self.samples.find_padded_axes(op.outputs[0], op)) - set(pads)
+        fixed = all(len({int(each[axis]) for each in values}) == 1 and (axis not in pads or int(values[0][axis]) == 1)
+                    for axis in range(op.x.rank) if axis not in added) if values[0] is not None else False
+        if not fixed or any(int(op.x.shape[axis]) != 1 for axis in added):
+            raise Refusal(op, "it repeats a padded axis, or more than one element by a number that depends on the "
+                              "length")
+        self._set_parameter(op, "reps", np.array(values[0], np.int32))
+        self._set(op, {**pads, **dict.fromkeys(added, ANY if ANY in pads.values() else FINITE)})
 
     def _pad_gather(self, op: Operation) -> None:
         axis, pads, rank = int(op.axis.val) % op.x.rank, self.get_pads(op.x), op.indices.rank
@@ -1008,6 +1012,9 @@ class Padding:
 def find_count(var: Var) -> Var | None:
     """Return the count if a value is the position of the last of counted elements, the count - 1; None otherwise."""
     op = skip_moves(var).op
+    while op is not None and (op.op_type == "maximum" and get_uniform(op.y) == 0 or op.op_type == "clip" and (
+            float(op.alpha.val) == 0 and float(op.beta.val) >= _MAX_LENGTHS)):  # a count of 0 gives the first element
+        op = skip_moves(op.x).op
     if op is None or op.op_type not in ("add", "sub") or get_uniform(op.y) != (1 if op.op_type == "sub" else -1):
         return None
     return skip_moves(op.x)

@@ -23,14 +23,25 @@ class Encoder(torch.nn.Module):
         self.mask, self.pooling = mask, pooling
         self.table = torch.nn.Embedding(50, WIDTH)
         self.projections = torch.nn.ModuleList(torch.nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.sink = torch.nn.Parameter(torch.randn(1, 1, 1))
 
     def forward(self, ids, mask):
         x = self.table(ids)
         q, k, v = (projection(x) for projection in self.projections)
-        x = x + (q @ k.transpose(1, 2) / 4 + self.hide(mask)).softmax(-1) @ v
-        return self.pool(x, ids, mask)
+        scores = q @ k.transpose(1, 2) / 4 + self.hide(mask)
+        if self.mask == "filled":
+            places = torch.arange(ids.shape[1])
+            before = (places[None] <= places[:, None])[None]
+            scores = scores.masked_fill(~(before & mask.bool()[:, None]), -1e4)
+        if self.mask == "beside a sink":
+            scores = torch.cat([scores, self.sink.repeat(1, ids.shape[1], 1)], -1).softmax(-1)[..., :-1]
+        else:
+            scores = scores.softmax(-1)
+        return self.pool(x + scores @ v, ids, mask)
 
     def hide(self, mask):
+        if self.mask == "filled":
+            return 0.0
         places = torch.arange(mask.shape[1])
         before = (places[None] <= places[:, None])[None]
         shown = mask.bool()
@@ -43,12 +54,19 @@ class Encoder(torch.nn.Module):
             return torch.where(before & shown[:, None], torch.tensor(0.0), torch.finfo(torch.float32).min)
         if self.mask == "infinite":
             return torch.where(before & (mask[:, None] != 0), 0.0, float("-inf"))
+        if self.mask == "repeated":
+            return (1 - mask[:, None].repeat(1, mask.shape[1], 1).float()) * -1e4
+        if self.mask == "expanded":
+            hidden = 1 - mask[:, None].expand(1, mask.shape[1], mask.shape[1]).float()
+            return hidden.masked_fill(hidden.bool(), torch.finfo(torch.float32).min)
         return (1 - mask[:, None].float()) * -1e4
 
     def pool(self, x, ids, mask):
         last = mask.sum(1) - 1
         if self.pooling == "indexed":
             return x[torch.arange(1), last]
+        if self.pooling == "clamped":
+            return x[torch.arange(1), last.clamp(min=0)]
         if self.pooling == "rows":
             return x[:, last]
         if self.pooling == "gathered":
@@ -88,8 +106,11 @@ def run_packages(folder, ids, mask):
 @pytest.mark.parametrize(("mask", "pooling"), [
     ("triangle", "tokens"), ("read by index", "tokens"), ("causal", "tokens"), ("causal", "indexed"),
     ("infinite", "mean"), ("infinite", "tokens"), ("padding", "indexed"), ("padding", "rows"), ("padding", "gathered"),
-    ("padding", "counted ids")])
+    ("padding", "counted ids"), ("padding", "clamped"), ("filled", "tokens"), ("repeated", "tokens"),
+    ("expanded", "tokens"), ("beside a sink", "tokens")])
 def test_forms_of_masks_and_poolings(tmp_path, mask, pooling, convert):
+    if (mask, convert) == ("expanded", ct.convert):
+        pytest.skip("coremltools alone does not convert it")
     torch.manual_seed(0)
     module = Encoder(mask, pooling).eval()
     report = ane.adapt(save_encoder(tmp_path / "source.mlpackage", convert, module), tmp_path / "out")
@@ -126,3 +147,24 @@ def test_rows_at_differences_of_integers(tmp_path, convert):
             minimum_deployment_target=ct.target.iOS17).save(str(tmp_path / "source.mlpackage"))
     report = ane.adapt(tmp_path / "source.mlpackage", tmp_path / "out")
     assert report.status == "written", str(report)
+
+
+@pytest.mark.parametrize("edits", [{"add_masks": True, "fix_shape": {"ids": (1, 9), "mask": (1, 9)}},
+                                   {"pad_shape": {"ids": (1, MOST), "mask": (1, MOST)}}], ids=str)
+def test_edits_of_masks_are_compared_where_each_query_sees_a_key(tmp_path, edits):
+    """Random masks hide the first token, which is the only one that it sees in a causal model."""
+    torch.manual_seed(0)
+    source = save_encoder(tmp_path / "source.mlpackage", ane.convert, Encoder("filled", "tokens").eval())
+    report = ane.edit(source, tmp_path / "out.mlpackage", verify=True, **edits)
+    assert report.status == "written" and "mask: hide the last keys; with random masks" in str(report), str(report)
+
+
+def test_a_wrong_edit_of_masks_is_found(tmp_path, monkeypatch):
+    from mil_ane_passes.transforms import encoder
+
+    torch.manual_seed(0)
+    source = save_encoder(tmp_path / "source.mlpackage", ane.convert, Encoder("filled", "tokens").eval())
+    monkeypatch.setattr(encoder, "MASKED", 0.0)
+    report = ane.edit(source, tmp_path / "out.mlpackage", verify=True, add_masks=True,
+                      fix_shape={"ids": (1, 9), "mask": (1, 9)})
+    assert report.status == "rejected", str(report)

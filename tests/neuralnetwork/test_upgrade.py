@@ -73,6 +73,60 @@ def test_a_linear_layer_takes_the_last_three_axes_together_from_rank_4_on(shape)
     np.testing.assert_allclose(found, expected[..., None, None] if len(shape) > 3 else expected, rtol=1e-4, atol=1e-5)
 
 
+def add_constants(builder, **values):
+    for name, value in values.items():
+        value = np.asarray(value, np.float32)
+        builder.add_load_constant_nd(name, name, value, list(value.shape))
+
+
+def interleave(builder):
+    add_constants(builder, a=[0, 1, 2], b=[10, 11, 12])
+    builder.add_concat_nd("concat", ["a", "b"], "c", 0, interleave=True)
+    return [0, 10, 1, 11, 2, 12]
+
+
+def add_at_places(builder):
+    add_constants(builder, a=[1, 2, 3], i=[1], u=[10])
+    builder.add_scatter_along_axis("scatter", ["a", "i", "u"], "c", 0, "ADD")
+    return [1, 12, 3]
+
+
+def sum_before(builder):
+    add_constants(builder, a=[1, 2, 3])
+    builder.add_cumsum("cumsum", ["a"], "c", 0, False, True)
+    return [0, 1, 3]
+
+
+def flatten_all(builder):
+    add_constants(builder, a=[1, 2, 3])
+    builder.add_flatten_to_2d("flatten", "a", "c", 0)
+    return [[1, 2, 3]]
+
+
+def threshold(builder):
+    """A constant that is read with the threshold and without."""
+    add_constants(builder, a=[-2, 0.5, 3])
+    builder.add_activation("threshold", "THRESHOLDEDRELU", "a", "t", 1.0)
+    builder.add_add_broadcastable("sum", ["a", "t"], "c")
+    return [-2, 0.5, 6]
+
+
+@pytest.mark.parametrize("add", [interleave, add_at_places, sum_before, flatten_all, threshold])
+def test_layers_of_constants_are_those_of_inputs(add):
+    """coremltools' constant folding gives other values, or fails."""
+    builder = make_builder(exact=True, data=(1,))
+    expected = np.array(add(builder), np.float32)
+    builder.add_add_broadcastable("last", ["data", "c"], "out")
+    np.testing.assert_array_equal(predict(builder.spec, {"data": np.zeros(1, np.float32)})["out"], expected)
+
+
+@pytest.mark.parametrize("axis", [-3, -2, -1, 0, 2])
+def test_a_running_sum_along_an_axis_from_the_end(axis):
+    builder, x = make_builder(exact=True, data=(2, 3, 4)), draw(2, 3, 4)
+    builder.add_cumsum("sum", ["data"], "out", axis=axis)
+    np.testing.assert_allclose(predict(builder.spec, {"data": x})["out"], np.cumsum(x, axis), rtol=1e-5, atol=1e-6)
+
+
 def test_the_interface_stays_and_the_package_can_be_rewritten(tmp_path):
     builder = make_conv_net(draw(4, 3, 3, 3), draw(4))
     builder.spec.description.input[0].shortDescription = "an image"

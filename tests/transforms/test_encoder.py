@@ -56,7 +56,7 @@ def test_places_on_a_logarithmic_scale_are_evaluated_and_not_rounded():
     assert types_of(folded) == ["add"]
     report = compare_across_interfaces(program, [folded])
     assert report.equal, str(report)
-    wrong, = apply(program, FoldSizes(lambda function, values, precision: [
+    wrong, = apply(program, FoldSizes(lambda function, values, precision, constants: [
         TABLE[np.log(np.arange(1, ROWS + 1), dtype=np.float16).astype(np.float16).astype(int)] for _ in values]))
     assert not compare_across_interfaces(program, [wrong]).equal
 

@@ -383,6 +383,64 @@ def test_a_table_of_positions_of_other_values_is_found(tmp_path, monkeypatch):
     assert not (tmp_path / "made.mlpackage").exists()
 
 
+def test_a_constant_that_is_computed_from_a_rounded_one_is_exact(tmp_path):
+    """`--fix-shape` folds the table, and `--fold-sizes` the large product of the table and a weight."""
+    weight = normal(32, 32).astype(np.float16)
+
+    def body(x):
+        steps = mb.range_1d(start=0, end=mb.gather(x=mb.shape(x=x), indices=2, axis=0), step=1)
+        angles = mb.mul(x=mb.cast(x=steps, dtype="fp16"), y=np.float16(0.3))
+        table = mb.sin(x=mb.mul(x=mb.expand_dims(x=angles, axes=[1]), y=normal(1, 32).astype(np.float16)))
+        product = mb.cast(x=mb.linear(x=table, weight=weight), dtype="fp32")
+        return mb.add(x=x, y=mb.reduce_sum(x=product, axes=[1], keep_dims=False), name="out")
+
+    source = flexible(tmp_path / "source.mlpackage", body, {"x": RANGED})
+    report = ane.edit(source, tmp_path / "made.mlpackage", verify=True, fix_shape=["x=1,4,40"], fold_sizes=True)
+    assert report.status == "written", str(report)
+
+
+@pytest.mark.parametrize("fold", [False, True])
+def test_a_mask_of_two_numbers_has_the_shape_of_its_condition(tmp_path, fold):
+    """coremltools declares the select of two numbers as a number."""
+    def body(x):
+        steps = mb.range_1d(start=0, end=mb.gather(x=mb.shape(x=x), indices=2, axis=0), step=1)
+        later = mb.greater(x=mb.expand_dims(x=steps, axes=[0]), y=mb.expand_dims(x=steps, axes=[1]))
+        mask = mb.select(cond=later, a=np.float32(-1e4), b=np.float32(0))
+        scores = mb.add(x=mb.matmul(x=x, y=x, transpose_x=True), y=mask)
+        return mb.matmul(x=x, y=mb.softmax(x=scores, axis=-1), name="out")
+
+    source = flexible(tmp_path / "source.mlpackage", body, {"x": RANGED})
+    made = tmp_path / "made.mlpackage"
+    report = ane.edit(source, made, verify=True, fix_shape=["x=1,4,12"], fold_sizes=fold)
+    assert report.status == "written", str(report)
+    assert not any(each.startswith(b"\n\x06select") for each in proto_ops(made).values())
+    host_takes(made)
+
+
+FOLDED_WRONGLY = {
+    "concat": lambda p: mb.concat(values=[p, mb.add(x=p, y=10)], axis=0, interleave=True),
+    "scatter_along_axis": lambda p: mb.scatter_along_axis(data=p, indices=np.int32([1]), updates=np.int32([10]), axis=0,
+                                                          mode="add"),
+    "cumsum": lambda p: mb.cumsum(x=p, axis=0, exclusive=True),
+    "flatten2d": lambda p: mb.flatten2d(x=p, axis=0),
+    "thresholded_relu": lambda p: mb.add(x=mb.thresholded_relu(x=mb.cast(x=p, dtype="fp32"), alpha=np.float32(2)),
+                                         y=mb.cast(x=p, dtype="fp32"))}
+"Ops whose values coremltools infers wrongly, of positions."
+
+
+@pytest.mark.parametrize("name", FOLDED_WRONGLY)
+def test_values_that_coremltools_infers_wrongly_are_not_folded(tmp_path, name):
+    def body(x):
+        steps = mb.range_1d(start=0, end=mb.gather(x=mb.shape(x=x), indices=2, axis=0), step=1)
+        made = mb.cast(x=FOLDED_WRONGLY[name](steps), dtype="fp32")
+        return mb.add(x=made, y=mb.mul(x=mb.reduce_sum(x=x, keep_dims=False), y=np.float32(0)), name="out")
+
+    source = flexible(tmp_path / "source.mlpackage", body, {"x": RANGED})
+    ane.edit(source, tmp_path / "made.mlpackage", fix_shape=["x=1,4,5"], fold_sizes=True)
+    feeds = {"x": normal(1, 4, 5)}
+    np.testing.assert_array_equal(*(ane.run(path, feeds)["out"] for path in (source, tmp_path / "made.mlpackage")))
+
+
 def positions(dtype, wave):
     """A table of sines of positions, or of the angles, that is added and multiplied."""
     def body(x):

@@ -112,6 +112,7 @@ def convert_cumsum(params: Any, context: LayerContext) -> Var:
         if chosen.val is None:
             raise context.refuse("an axis that is computed", "expected a constant axis")
         axis = int(np.asarray(chosen.val).reshape(-1)[0])
+    axis = axis + inputs[0].rank if -inputs[0].rank <= axis < 0 else axis  # MIL accepts -1 of the negative ones
     return mb.cumsum(x=inputs[0], axis=axis, exclusive=bool(params.excludeFinalSum), reverse=bool(params.reverse))
 
 
