@@ -15,10 +15,11 @@ def fold_lists(graph: Any) -> None:
 
     That is: `len(a)`, `a[i]`, `n in a`, `all(a)`, `any(a)`, `min(a)`, `max(a)` of known lists, `d["key"]` of dict
     literals, `x is x`, lists and dicts that grow, the parts of a tuple that is made in the graph, and those of
-    `x.unbind(dim)` along an axis of known size.
+    `unbind`, `split` and `chunk` along an axis of known size.
     """
-    for node in graph.findAllNodes("aten::unbind", True):
-        _expand_unbind(graph, node)
+    for kind in ("aten::unbind", "aten::chunk", "aten::split", "aten::split_with_sizes"):
+        for node in graph.findAllNodes(kind, True):
+            _expand_parts(graph, node)
     for node in graph.findAllNodes("prim::TupleUnpack", True):
         built = next(node.inputs()).node()
         if built.kind() == "prim::TupleConstruct":
@@ -45,17 +46,23 @@ def fold_lists(graph: Any) -> None:
                 node.output().replaceAllUsesWith(found)
 
 
-def _expand_unbind(graph: Any, node: Any) -> None:
-    """Replace an `unbind` whose elements are counted or indexed, as a loop over them does, by a list of selects."""
-    held, axis = node.inputs()
-    place, sizes = read_constant(axis), held.type().sizes()
-    if not isinstance(place, int) or sizes is None or not -len(sizes) <= place < len(sizes) or sizes[place] is None:
+def _expand_parts(graph: Any, node: Any) -> None:
+    """Replace a list of parts that is counted or indexed, as a loop over it does, by a list of selects or slices."""
+    held, *arguments = node.inputs()
+    values, sizes = [read_constant(value) for value in arguments], held.type().sizes()
+    axis = values[-1]
+    if not isinstance(axis, int) or sizes is None or not -len(sizes) <= axis < len(sizes) or sizes[axis] is None:
         return
     if not any(use.user.kind() in ("aten::len", "aten::__getitem__") for use in node.output().uses()):
         return
+    bounds = _find_bounds(node.kind(), sizes[axis], values[0])
+    if bounds is None:
+        return
     with graph.insert_point_guard(node):
-        numbers = [graph.insertConstant(number) for number in range(sizes[place])]
-    parts = [graph.create("aten::select", [held, axis, number], 1) for number in numbers]
+        ends = [[graph.insertConstant(end) for end in pair] for pair in bounds]
+        one = graph.insertConstant(1)
+    parts = [graph.create("aten::select", [held, arguments[-1], start], 1) if node.kind() == "aten::unbind" else
+             graph.create("aten::slice", [held, arguments[-1], start, end, one], 1) for start, end in ends]
     built = graph.create("prim::ListConstruct", [part.output() for part in parts], 1)
     built.output().setType(node.output().type())
     for each in (*parts, built):
@@ -63,6 +70,19 @@ def _expand_unbind(graph: Any, node: Any) -> None:
         each.copyMetadata(node)
     node.output().replaceAllUsesWith(built.output())
     node.destroy()
+
+
+def _find_bounds(kind: str, size: int, how: Any) -> list[tuple[int, int]] | None:
+    """Return the first index of each part along an axis of `size`, and the index after it; None if it is not known."""
+    if kind == "aten::unbind":
+        return [(number, number + 1) for number in range(size)]
+    if kind == "aten::chunk" and isinstance(how, int) and how > 0:
+        how = -(-size // how)
+    if isinstance(how, int) and how > 0 and size > 0:
+        return [(start, min(start + how, size)) for start in range(0, size, how)]
+    if not isinstance(how, list) or not all(isinstance(each, int) for each in how):
+        return None
+    return [(sum(how[:place]), sum(how[:place + 1])) for place in range(len(how))]
 
 
 def _merge_appends(graph: Any, node: Any) -> None:

@@ -19,7 +19,7 @@ import coremltools as ct
 import numpy as np
 from coremltools.converters.mil.frontend.torch import ops
 from coremltools.converters.mil.mil import Builder as mb
-from coremltools.converters.mil.mil import Operation, Var
+from coremltools.converters.mil.mil import Operation, Var, types
 from coremltools.converters.mil.mil.block import is_current_opset_version_compatible_with
 
 from ...ir.query import get_function, is_symbolic
@@ -45,6 +45,7 @@ PATCH = Patch(code="TORCH136", severity=Severity.WRONG,
         "https://github.com/apple/coremltools/pull/2818",
     ))
 
+_DIALECT_MODULE = "coremltools.converters.mil.frontend.torch.dialect_ops"
 _LINEAR_KINDS = ("upsample_bicubic2d", "_upsample_bicubic2d_aa", "_upsample_bilinear2d_aa", "upsample_trilinear3d")
 _SCALED_KINDS = ("upsample_nearest1d", "upsample_nearest2d", "upsample_linear1d", "upsample_bilinear2d")
 "Kinds that coremltools has ops for, if no size is rounded."
@@ -124,6 +125,17 @@ def lower_scaled_resize(context: Any, node: Any) -> None:
         lower_linear_resize(context, node)
     else:
         lower_nearest_resize(context, node)
+
+
+@PATCH.replace_function(_DIALECT_MODULE, "torch_upsample_bilinear.type_inference")
+@PATCH.replace_function(_DIALECT_MODULE, "torch_upsample_nearest_neighbor.type_inference")
+def infer_upsample_type(host: Callable[..., Any], op: Operation) -> Any:
+    """Infer the type of a resize with the sizes that are known: a sequence is an image of width 1, then squeezed."""
+    made = host(op)
+    shape = list(made.get_shape())
+    for axis, size in ((2, op.output_height), (3, op.output_width)):
+        shape[axis] = shape[axis] if size.val is None else int(size.val)
+    return types.tensor(made.get_primitive(), shape)
 
 
 @PATCH.replace_function("coremltools.converters.mil.frontend.torch.ssa_passes.torch_upsample_to_core_upsample",

@@ -1,4 +1,4 @@
-"""Sizes as numbers: `int(x.shape[0])`, `a, b, _ = x.shape`, `x.shape[0] // 2`, traced or scripted.
+"""Sizes as numbers: `int(x.shape[0])`, `a, b, _ = x.shape`, `x.shape[0] // 2`, traced or scripted; exported `min`.
 
 A size that is temporarily a tensor (`NumToTensor`) becomes a const of shape (1,) in coremltools, and its casts call
 `int(array)`, which numpy >= 2.4 allows for rank 0 only. torch's value has rank 0, and so does this one (which also
@@ -55,6 +55,19 @@ def lower_number_cast(context: Any, node: Any) -> None:
         add_result(context, node, mb.const(val=value if convert is None else convert(value), name=node.name))
         return
     add_result(context, node, cast_to(mb.squeeze(x=x) if x.rank else x, dtype))
+
+
+@PATCH.op("sym_min", "sym_max")
+def lower_extreme_of_sizes(context: Any, node: Any) -> None:
+    """Lower min(a, b) and max(a, b) of exported sizes."""
+    inputs = bind_arguments(context, node, "a b")
+    x, y = to_tensor(inputs.a), to_tensor(inputs.b)
+    if x.val is not None and y.val is not None:
+        extreme = min if node.kind == "sym_min" else max
+        add_result(context, node, mb.const(val=extreme(x.val, y.val), name=node.name))
+        return
+    extreme_op = mb.minimum if node.kind == "sym_min" else mb.maximum
+    add_result(context, node, extreme_op(x=x, y=y, name=node.name))
 
 
 def _get_single_element(x: Any) -> Any:

@@ -15,6 +15,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var
 
+from ...ir.coremltools_internals import set_typed_value
 from ...passes.severity import Severity
 from ..contract import Patch
 from ..errors import NotConverted
@@ -74,6 +75,45 @@ def lower_if(context: Any, node: Any) -> None:
                                   "remove the check; Core ML has no exceptions")
     if node.outputs:
         _TORCH_OPS_REGISTRY.name_to_func_mapping["if"](context, node)
+
+
+@PATCH.op("loop")
+def lower_loop(context: Any, node: Any) -> None:
+    """Lower a loop whose condition or numbers start as constants, such as one with a `break`.
+
+    coremltools infers the body twice: numbers that change lose their values in the first round, and what is computed
+    from them in the second, in which it rejects a change.
+    """
+    from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
+
+    body = node.blocks[0]
+    known = {inner.name for inner in body.nodes if inner.kind == "constant"} | {
+        name for name in body.outputs if name in context}
+    begun = [node.inputs[0], *map(str, node.inputs[1:])]
+    for place, (first, after) in enumerate(zip(begun[1:], body.outputs, strict=True), start=1):
+        value = context[first] if first in context else None
+        changes = after not in known and (place == 1 or after != body.inputs[place - 1])
+        if changes and isinstance(value, Var) and value.val is not None and not value.rank:
+            begun[place] = f"{node.name}_begun{place}"
+            context.add(_hide_value(value), torch_name=begun[place])
+    inputs, node.inputs = node.inputs, begun
+    try:
+        _TORCH_OPS_REGISTRY.name_to_func_mapping["loop"](context, node)
+    finally:
+        node.inputs = inputs
+
+
+def _hide_value(var: Var) -> Var:
+    """Return a value that is equal to a constant, but is not known to be constant."""
+    hidden: Var = mb.identity(x=var)
+    set_typed_value(hidden, None)
+    return hidden
+
+
+@PATCH.replace_function("coremltools.converters.mil.mil.ops.defs.iOS15.control_flow", "while_loop._check_equal_value")
+def check_equal_value(host: Callable[..., bool], after: Any, before: Any) -> bool:
+    """Return whether a loop variable keeps its value; one whose value is not known may get any."""
+    return before is None or host(after, before)
 
 
 @PATCH.op("raiseexception")

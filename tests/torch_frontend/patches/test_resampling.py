@@ -207,3 +207,15 @@ def test_a_computed_size_of_a_table_and_of_a_reshape(frontend: str) -> None:
 
     check(Patches().eval(), torch.randn(1, 3, 8, 12), frontend=frontend, flexible=[2, 3], lowest=8,
           at=[(torch.randn(1, 3, 16, 8),)], target=ct.target.iOS17)
+
+
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+def test_a_sequence_of_computed_length_keeps_its_rank(mode: str, frontend: str) -> None:
+    def resize(x: torch.Tensor) -> torch.Tensor:
+        y = interpolate(x, size=x.shape[2] * 2, mode=mode)
+        z = interpolate(x, size=x.shape[2] * 2 - 1, mode=mode)
+        return y.transpose(1, 2)[:, 1:] + z.permute(0, 2, 1) * 2 + z.mean(-1, keepdim=True).transpose(1, 2)
+
+    check(resize, torch.randn(2, 3, 12), frontend=frontend, flexible=[2], at=[(torch.randn(2, 3, 7),)],
+          target=ct.target.iOS17)

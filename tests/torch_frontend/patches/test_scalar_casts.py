@@ -45,6 +45,15 @@ def test_arange_of_a_size(frontend: str, flexible: tuple[int, ...]) -> None:
     both(function, frontend, flexible)
 
 
+def test_extremes_of_exported_sizes() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        rows = min(x.shape[1], 6)
+        padded = torch.nn.functional.pad(x[:, :rows], (0, 0, 0, max(16 - x.shape[1], 0)))
+        return padded.sum(1) * max(x.shape[1], 3)
+
+    check(function, torch.randn(2, 8, 3), frontend="export", flexible=[1], lowest=7, at=[(torch.randn(2, 20, 3),)])
+
+
 @EACH
 def test_root_of_a_size(frontend: str, flexible: tuple[int, ...]) -> None:
     def function(x: torch.Tensor) -> torch.Tensor:

@@ -79,7 +79,48 @@ class UnboundRows(nn.Module):
         return y
 
 
-@pytest.mark.parametrize("module", [CountedLoop, LongLoop, NumberedElements, UnboundRows])
+class Parts(nn.Module):
+    def forward(self, x, y):
+        for each in x.split(2, 1):
+            y = y * 0.5 + each.sum()
+        for i, each in enumerate(x.chunk(2, 0)):
+            y = y + each.sum() * i
+        for each in x.split([1, 3], 1):
+            y = y - each.mean()
+        return y
+
+
+class BreakBefore(nn.Module):
+    def forward(self, x, y):
+        for i in range(5):
+            if i == 3:
+                break
+            y = y + x * i
+        return y
+
+
+class BreakAfter(nn.Module):
+    def forward(self, x, y):
+        for i in range(10):
+            y = y * 0.5 + i
+            if i >= x.size(1):
+                break
+        return y
+
+
+class BreakOut(nn.Module):
+    def forward(self, x, y):
+        i = 0
+        while True:
+            y = y + x
+            i += 1
+            if i > 3:
+                break
+        return y * i
+
+
+@pytest.mark.parametrize("module", [CountedLoop, LongLoop, NumberedElements, UnboundRows, Parts, BreakBefore,
+                                    BreakAfter, BreakOut])
 def test_loops_over_known_numbers_and_elements(module):
     check(module().eval(), torch.randn(3, 4), torch.randn(3, 4), frontend="script")
 
