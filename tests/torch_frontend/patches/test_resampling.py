@@ -193,7 +193,7 @@ def test_a_multiple_of_the_own_size_is_a_scale_of_the_image(frontend: str) -> No
 
 
 @pytest.mark.parametrize("frontend", ["trace", "export"])
-def test_a_computed_size_of_a_table_and_of_a_reshape(frontend: str) -> None:
+def test_computed_sizes_of_a_table_and_of_a_reshape(frontend: str) -> None:
     """Positions of Depth Anything and DPT: the number of patches sizes the tokens and the table of positions."""
     class Patches(torch.nn.Module):
         def __init__(self) -> None:
