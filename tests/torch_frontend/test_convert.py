@@ -187,3 +187,17 @@ def test_an_exported_program_that_the_host_does_not_read_yet_is_refused(monkeypa
         f"convert: found a program of torch.export with torch {torch.__version__}; coremltools supports those from "
         f"torch 2.5 on: update torch, or use torch.jit.trace")
     assert ane.convert(traced, **small()).get_spec().WhichOneof("Type") == "mlProgram"
+
+
+def test_sizes_that_an_exported_program_excludes_are_named(caplog):
+    class Halved(torch.nn.Module):
+        def forward(self, x):
+            return torch.cat([x, torch.zeros(2, int(x.shape[1] / 2))], 1)
+
+    flexible = ({1: torch.export.Dim.AUTO},)
+    exported = torch.export.export(Halved(), (torch.ones(2, 12),), dynamic_shapes=flexible)
+    if not getattr(exported, "_guards_code", None):
+        pytest.skip("this torch records no guards")
+    with caplog.at_level("WARNING", logger="mil_ane_passes"):
+        ane.convert(exported.run_decompositions({}), skip_model_load=True, minimum_deployment_target=ct.target.iOS17)
+    assert "holds only where math.trunc(L['x'].size()[1] / 2) == 6; the model accepts other sizes" in caplog.text
