@@ -21,6 +21,7 @@ from coremltools.proto import NeuralNetwork_pb2
 from ..ir.scopes import make_layer_scopes
 from ..package.names import make_free_name
 from ..utils.errors import AnePassesError, InputError
+from ..utils.option_spelling import format_option_values
 from ..utils.text_format import escape_text
 from . import layers as _layers
 from .interface import Feature, make_identifiers, read_features
@@ -298,8 +299,11 @@ def _convert_layers(layers: Sequence[Any], context: LayerContext, where: str) ->
             text = str(error)
             raise InputError(text if text.startswith(where) else f"{where}: {text}") from error
         except BUILDER_ERRORS as error:
-            raise InputError(f"{context.weights.where}: coremltools rejects its op ({format_cause(error)}); expected a "
-                             "layer whose parameters fit its inputs") from error
+            newer = "iOS15" in str(error)  # an op or a parameter that the opset lacks
+            expected = format_option_values("deployment_target", "iOS16") if newer else (
+                "a layer whose parameters fit its inputs")
+            raise InputError(f"{context.weights.where}: coremltools rejects its op ({format_cause(error)}); expected "
+                             f"{expected}") from error
         context.layer = layer
         results = list(found) if isinstance(found, (list, tuple)) else [] if found is None else [found]
         if len(results) < len(layer.output):

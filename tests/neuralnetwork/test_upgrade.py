@@ -120,6 +120,15 @@ def test_layers_of_constants_are_those_of_inputs(add):
     np.testing.assert_array_equal(predict(builder.spec, {"data": np.zeros(1, np.float32)})["out"], expected)
 
 
+def test_what_ios15_lacks_is_named_with_the_target_that_has_it():
+    builder = make_builder(exact=True, data=(1, 2, 6, 6))
+    builder.add_convolution("conv", 2, 3, 2, 2, 1, 1, "same", 1, draw(2, 2, 2, 3), None, False, input_name="data",
+                            output_name="out", same_padding_asymmetry_mode="TOP_LEFT_HEAVY")
+    upgrade_model(builder.spec, deployment_target="iOS16")
+    with pytest.raises(ane.InputError, match="same_lower.*expected deployment_target iOS16"):
+        upgrade_model(builder.spec, deployment_target="iOS15")
+
+
 @pytest.mark.parametrize("axis", [-3, -2, -1, 0, 2])
 def test_a_running_sum_along_an_axis_from_the_end(axis):
     builder, x = make_builder(exact=True, data=(2, 3, 4)), draw(2, 3, 4)
