@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 from coremltools.converters.mil.mil import Builder as mb
-from coremltools.converters.mil.mil import Var
+from coremltools.converters.mil.mil import Var, types
 
 from ...ir.coremltools_internals import set_typed_value
 from ...passes.severity import Severity
 from ..contract import Patch
 from ..errors import NotConverted
 from ..functional.specialization import use_input_types
+from ..lowering import cast_to
 from ..probes import find_fault
 
 PATCH = Patch(code="TORCH165", severity=Severity.WRONG,
@@ -79,28 +80,39 @@ def lower_if(context: Any, node: Any) -> None:
 
 @PATCH.op("loop")
 def lower_loop(context: Any, node: Any) -> None:
-    """Lower a loop whose condition or numbers start as constants, such as one with a `break`.
+    """Lower a loop whose condition or variables start as constants, or get values from outside, as with a `break`.
 
-    coremltools infers the body twice: numbers that change lose their values in the first round, and what is computed
-    from them in the second, in which it rejects a change.
+    coremltools infers the body twice: variables that change lose their values in the first round, and what is computed
+    from them in the second, in which it rejects a change. A variable that the body sets to a value from outside is
+    taken to be the same in all steps.
     """
+    from coremltools.converters.mil.frontend.torch.internal_graph import InternalTorchIRNode
     from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
 
     body = node.blocks[0]
-    known = {inner.name for inner in body.nodes if inner.kind == "constant"} | {
-        name for name in body.outputs if name in context}
-    begun = [node.inputs[0], *map(str, node.inputs[1:])]
+    constants = {inner.name for inner in body.nodes if inner.kind == "constant"}
+    begun, results, hidden = list(node.inputs), list(body.outputs), []
+    computed = body.outputs[0] if body.outputs[0] not in constants and body.outputs[0] not in context else (
+        body.inputs[0])  # coremltools counts the steps of a loop over a range only
     for place, (first, after) in enumerate(zip(begun[1:], body.outputs, strict=True), start=1):
         value = context[first] if first in context else None
-        changes = after not in known and (place == 1 or after != body.inputs[place - 1])
-        if changes and isinstance(value, Var) and value.val is not None and not value.rank:
+        is_outside = after in constants or after in context
+        if after in (first, body.inputs[place - 1]) and place > 1 or place == 1 and is_outside:
+            continue
+        begins_constant = value is not None and isinstance(value, Var) and value.val is not None
+        if begins_constant:
             begun[place] = f"{node.name}_begun{place}"
             context.add(_hide_value(value), torch_name=begun[place])
-    inputs, node.inputs = node.inputs, begun
+        if is_outside or begins_constant and context[first].rank:
+            results[place - 1] = f"{node.name}_set{place}"
+            hidden.append(InternalTorchIRNode(kind="_value_of_step", inputs=[after, computed],
+                                              outputs=[results[place - 1]], name=results[place - 1], parent=body))
+    before = node.inputs, body.outputs, body.nodes
+    node.inputs, body.outputs, body.nodes = begun, results, [*body.nodes, *hidden]
     try:
         _TORCH_OPS_REGISTRY.name_to_func_mapping["loop"](context, node)
     finally:
-        node.inputs = inputs
+        node.inputs, body.outputs, body.nodes = before
 
 
 def _hide_value(var: Var) -> Var:
@@ -110,10 +122,20 @@ def _hide_value(var: Var) -> Var:
     return hidden
 
 
-@PATCH.replace_function("coremltools.converters.mil.mil.ops.defs.iOS15.control_flow", "while_loop._check_equal_value")
-def check_equal_value(host: Callable[..., bool], after: Any, before: Any) -> bool:
-    """Return whether a loop variable keeps its value; one whose value is not known may get any."""
-    return before is None or host(after, before)
+@PATCH.op("_value_of_step")
+def lower_value_of_step(context: Any, node: Any) -> None:
+    """Lower a value from outside of a loop as one that the step computes, which no pass takes to be the same before.
+
+    The second operand is a number of the step: its index, or whether the loop goes on.
+    """
+    value, computed = (context[name] for name in node.inputs)
+    if isinstance(value, Var) and (types.is_tensor(value.sym_type) or types.is_scalar(value.sym_type)):
+        zero = mb.mul(x=cast_to(computed, types.int32), y=np.int32(0))
+        if value.dtype == types.bool:
+            value = mb.logical_or(x=value, y=mb.cast(x=zero, dtype="bool"), name=node.name)
+        else:
+            value = mb.add(x=value, y=cast_to(zero, value.dtype), name=node.name)
+    context.add(value, torch_name=node.name)
 
 
 @PATCH.op("raiseexception")

@@ -125,6 +125,76 @@ def test_loops_over_known_numbers_and_elements(module):
     check(module().eval(), torch.randn(3, 4), torch.randn(3, 4), frontend="script")
 
 
+class SetsNumber(nn.Module):
+    def forward(self, x):
+        k, j, m = 0, 0, 3
+        for i in range(x.size(1)):
+            k = 2
+            j = m
+        return x * k + j
+
+
+class SetsFlag(nn.Module):
+    def forward(self, x):
+        first = True
+        y = x * 0
+        for i in range(x.size(1)):
+            if first:
+                y = y + x[:, i:i + 1]
+            else:
+                y = y * 2 + x[:, i:i + 1]
+            first = False
+        return y
+
+
+class SetsTensor(nn.Module):
+    def forward(self, x):
+        t, u = x * 0, torch.zeros(1)
+        for i in range(x.size(1)):
+            t = x
+            u = torch.ones(1)
+        return t + u
+
+
+class SetsBeforeBreak(nn.Module):
+    def forward(self, x):
+        k = 0
+        for i in range(4):
+            k = 3
+            if i * 2 == k + 1:
+                break
+        return x + k
+
+
+class SetsInWhile(nn.Module):
+    def forward(self, x):
+        k = 1
+        y = x * 1.0
+        while bool(y.abs().max() > 0.1):
+            y = y * 0.5 - 0.001 * k
+            k = 2
+        return y * k
+
+
+class BreaksInside(nn.Module):
+    def forward(self, x):
+        k, s = 0, x * 0
+        for i in range(x.size(1)):
+            for j in range(3):
+                if j == 2:
+                    break
+                k = k + 1
+            s = s + k
+        return s + k
+
+
+@pytest.mark.parametrize("module", [SetsNumber, SetsFlag, SetsTensor, SetsBeforeBreak, SetsInWhile, BreaksInside])
+def test_variables_that_a_loop_sets_have_their_last_values(module):
+    """coremltools takes what a loop sets to a value from outside to be the same before and after it."""
+    check(module().eval(), torch.randn(2, 4), frontend="script", flexible=[1],
+          at=[(torch.randn(2, 2),), (torch.randn(2, 7),)])
+
+
 class Quantified(nn.Module):
     """Lists whose members are known as the graph is made; `kept` writes into one between two questions about it."""
 
