@@ -65,22 +65,38 @@ def evaluate_op(op: Operation, sym_types: Sequence[Any]) -> tuple[Any, ...]:
 def is_evaluated_wrongly(op: Operation) -> bool:
     """Return whether coremltools' value inference, and so its constant folding, gives another result than the op.
 
-    It does not interleave the values of a concat, replaces elements in every mode of scatter_along_axis, and writes the
-    result of thresholded_relu into its operand. Of an exclusive cumsum, of flatten2d at axis 0 and of topk of all
-    elements it raises an exception.
+    It does not interleave the values of a concat, replaces elements in every mode of scatter_along_axis, writes the
+    result of thresholded_relu into its operand, takes a negative axis of a gather with batch dimensions to be that of
+    the whole table, and sorts integers by their negatives, which wrap for unsigned ones and the smallest. Of an
+    exclusive cumsum, of flatten2d at axis 0 and of topk of all elements it raises an exception.
     """
-    name, wrong = _EVALUATED_WRONGLY.get(op.op_type, ("", None))
-    if wrong is None or not name:
-        return wrong is not None
+    is_wrong = _EVALUATED_WRONGLY.get(op.op_type)
+    return is_wrong is not None and is_wrong(op)
+
+
+def _get_parameter(op: Operation, name: str) -> Any:
     var = getattr(op, name, None)
-    return var is not None and var.val is not None and bool(wrong(var.val))
+    return None if var is None else var.val
 
 
-_EVALUATED_WRONGLY: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "concat": ("interleave", bool), "scatter_along_axis": ("mode", lambda mode: mode != "update"),
-    "thresholded_relu": ("", bool), "cumsum": ("exclusive", bool), "flatten2d": ("axis", lambda axis: axis == 0),
-    "topk": ("k", lambda k: k == -1)}
-"By op type, the parameter and its values for which value inference is wrong; for all values without a parameter."
+def _sorts_wrapped(op: Operation) -> bool:
+    values = None if op.x.val is None else np.asarray(op.x.val)
+    if values is None or values.dtype.kind not in "iu" or not values.size:
+        return False
+    return bool(values.dtype.kind == "u" or values.min() == np.iinfo(values.dtype).min)
+
+
+_EVALUATED_WRONGLY: dict[str, Callable[[Operation], bool]] = {
+    "argsort": _sorts_wrapped,
+    "concat": lambda op: bool(_get_parameter(op, "interleave")),
+    "cumsum": lambda op: bool(_get_parameter(op, "exclusive")),
+    "flatten2d": lambda op: _get_parameter(op, "axis") == 0,
+    "gather": lambda op: bool(_get_parameter(op, "batch_dims")) and int(_get_parameter(op, "axis") or 0) < 0,
+    "scatter_along_axis": lambda op: _get_parameter(op, "mode") not in (None, "update"),
+    "thresholded_relu": lambda op: True,
+    "topk": lambda op: _get_parameter(op, "k") == -1 or _sorts_wrapped(op),
+}
+"By op type, the function that returns whether value inference is wrong for an op."
 
 
 def get_input_vars(op: Operation) -> Mapping[str, Any]:

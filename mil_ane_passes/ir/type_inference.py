@@ -34,7 +34,7 @@ def infer_types(op: Operation, known: Sequence[Any] = ()) -> Any:
     `known` are the types that a file declares, or those of the original of a copy; else those that the op has. A select
     whose known type is coremltools' keeps to that, as the types of its users follow from it.
 
-    For slices, coremltools converts negative ends to positive ones in place. These arrays belong to the file, and
+    For slices and updates of slices, coremltools converts negative ends to positive ones in place. These arrays belong to the file, and
     another slice may use them on a longer axis, so a copy is passed instead. For an op with nested blocks, coremltools
     infers the types of one path only, so `_join_output_types` infers the types for all paths. For a select, it leaves
     out the condition.
@@ -46,7 +46,7 @@ def infer_types(op: Operation, known: Sequence[Any] = ()) -> Any:
     joined = _join_output_types(op) if op.blocks else None
     if joined is not None:
         return joined
-    if op.op_type != "slice_by_index":
+    if op.op_type not in ("slice_by_index", "slice_update"):
         return op.type_inference()
     inputs = {side: getattr(op, side) for side in ("begin", "end")}
     try:

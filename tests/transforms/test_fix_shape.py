@@ -399,6 +399,18 @@ def test_a_constant_that_is_computed_from_a_rounded_one_is_exact(tmp_path):
     assert report.status == "written", str(report)
 
 
+def test_an_update_that_ends_before_the_last_element(tmp_path):
+    """coremltools replaces negative ends by sizes in the arrays of the file, which are read-only."""
+    def body(x):
+        moved = mb.slice_by_index(x=x, begin=[0, 0, 1], end=[1, 4, 0], end_mask=[True, True, True])
+        return mb.slice_update(x=x, update=moved, begin=[0, 0, 0], end=[1, 4, -1], name="out")
+
+    source = flexible(tmp_path / "source.mlpackage", body, {"x": RANGED})
+    made = tmp_path / "made.mlpackage"
+    assert ane.edit(source, made, verify=True, fix_shape=["x=1,4,5"]).status == "written"
+    assert ane.verify(made, made).equal
+
+
 @pytest.mark.parametrize("fold", [False, True])
 def test_a_mask_of_two_numbers_has_the_shape_of_its_condition(tmp_path, fold):
     """coremltools declares the select of two numbers as a number."""
@@ -423,6 +435,10 @@ FOLDED_WRONGLY = {
                                                           mode="add"),
     "cumsum": lambda p: mb.cumsum(x=p, axis=0, exclusive=True),
     "flatten2d": lambda p: mb.flatten2d(x=p, axis=0),
+    "topk": lambda p: mb.topk(x=mb.cast(x=p, dtype="uint16"), k=3, axis=0)[0],
+    "argsort": lambda p: mb.argsort(x=mb.sub(x=p, y=np.int32(2**31 - 1)), axis=0),
+    "gather": lambda p: mb.gather(x=mb.reshape(x=mb.range_1d(start=0, end=20, step=1), shape=[5, 2, 2]),
+                                  indices=mb.mod(x=p, y=np.int32(2)), axis=-1, batch_dims=1),
     "thresholded_relu": lambda p: mb.add(x=mb.thresholded_relu(x=mb.cast(x=p, dtype="fp32"), alpha=np.float32(2)),
                                          y=mb.cast(x=p, dtype="fp32"))}
 "Ops whose values coremltools infers wrongly, of positions."
