@@ -102,6 +102,7 @@ def _transform(
         rounded.extend(unstable)
         return arrays
 
+    function = before.functions[structure.function]
     padded, structure = pad_encoder(draft, structure, context)
     kept = padded.copy() if options.verify else padded
     folded = fold_encoder(padded, evaluate if options.verify or find_spec("torch") is not None else None)
@@ -110,34 +111,35 @@ def _transform(
         if not options.verify:
             return drafts, structure, ""
         options.progress("comparing")
-        found = _compare_inputs(before, drafts, structure)
+        found = _compare_inputs(partial(compare_drafts, before, drafts), function, structure)
         return drafts, structure, "" if found.equal else str(found)
     reference = clone_program(folded.program)
     drafts = divide_encoder(replace(folded, interfaces={}, rounded={}), structure)
     options.progress("comparing")
-    for found in (_compare_inputs(before, [kept], structure), compare_across_interfaces(reference, drafts)):
+    for compare in (partial(compare_drafts, before, [kept]), partial(compare_across_interfaces, reference, drafts)):
+        found = _compare_inputs(compare, function, structure)
         if not found.equal:
             return drafts, structure, str(found)
     return drafts, structure, ""
 
 
-def _compare_inputs(before: Program, drafts: Sequence[Draft], structure: EncoderStructure) -> VerifyReport:
-    """Compare drafts with the source on random inputs, or on inputs as in `_draw_run` if those may not be valid.
+def _compare_inputs(
+    compare: Callable[..., VerifyReport], function: Function, structure: EncoderStructure
+) -> VerifyReport:
+    """Compare programs on random inputs, or on inputs of the source as in `_draw_run` if those may not be valid.
 
     Random masks may hide the first token, which is the only one that it sees in a causal model, and its result is then
     undefined. Random integers may select no row of a table where the model subtracts them.
     """
-    function = before.functions[structure.function]
-
     def draw(form: tuple[int, bool], feeds: dict[str, Any], choice: ShapeChoice, number: int) -> dict[str, Any]:
         length = next((choice.shapes[name][axis] for name, axes in structure.lengths.items() for axis in axes), None)
-        return _make_feeds(function, structure, length, number, *form)
+        lengths = {name: np.full_like(value, length) for name, value in feeds.items() if name not in function.inputs}
+        return {**lengths, **_make_feeds(function, structure, length, number, *form)}
 
-    first = compare_drafts(before, drafts)
+    first = compare()
     if first.equal or not structure.integers:
         return first
-    return next((found for form in _FORMS if (found := compare_drafts(before, drafts, partial(draw, form))).equal),
-                first)
+    return next((found for form in _FORMS if (found := compare(adjust=partial(draw, form))).equal), first)
 
 
 def _is_rounded(var: Var, array: Any) -> bool:
@@ -169,13 +171,20 @@ def evaluate_values(
     from ..ir.constants import make_const
     from ..ir.coremltools_internals import remove_function_input
     from ..runtime import Runtime
+    from ..transforms.dead_ops import get_read_vars
     from ..transforms.shape_inference import get_sizes
 
     clone = clone_function(function)
     names = {var.name for var in values}
     clone.set_outputs([var for op in clone.operations for var in op.outputs if var.name in names])
+    needed, unneeded = set(clone.outputs), []
+    for op in reversed(list(clone.operations)):  # writes of states, too
+        if needed.isdisjoint(op.outputs):
+            unneeded.append(op)
+        else:
+            needed |= get_read_vars(op)
     with BlockEditor() as editor:
-        editor.remove_if_unused(reversed(list(clone.operations)))
+        editor.remove(unneeded)
     for name in [name for name, var in clone.inputs.items() if not (var.child_ops or var.consuming_blocks)]:
         remove_function_input(clone, name)
     feeds = {name: np.zeros([size or 1 for size in get_sizes(var.sym_type) or ()], types.nptype_from_builtin(var.dtype))
@@ -359,11 +368,12 @@ def _make_feeds(
     """
     from coremltools.converters.mil.mil import types
 
+    from ..equivalence.feeds import find_compared_values
     from ..transforms.decoder import find_lookup
     from ..transforms.pad_shape import find_mask_values
     from ..transforms.shape_inference import get_sizes
 
-    rng = np.random.default_rng(number)
+    rng, compared = np.random.default_rng(number), find_compared_values(function)
     feeds: dict[str, Any] = {}
     for name, var in function.inputs.items():
         axes = structure.lengths.get(name, ())
@@ -375,6 +385,8 @@ def _make_feeds(
         value: Any
         if lookup is not None:
             value = rng.integers(0, int(lookup.x.shape[0]), shape)
+            if 0 <= compared.get(name, -1) < int(lookup.x.shape[0]):
+                value = np.where(hidden, compared[name], value)
         elif name in structure.integers and axes:
             value = np.broadcast_to(np.where(hidden, 1 - shown, shown), shape)
         elif name in structure.integers:

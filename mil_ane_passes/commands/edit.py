@@ -294,6 +294,7 @@ def _verify_drafts(before: Program, drafts: list[Draft], options: EditOptions) -
 
     from ..equivalence.changed_interfaces import compare_across_interfaces, hide_last_keys
     from ..passes.contract import Exactness
+    from ..transforms.decoder import find_lookup
     from ..transforms.pad_shape import reaches_softmax
 
     package = drafts[0].package
@@ -305,7 +306,8 @@ def _verify_drafts(before: Program, drafts: list[Draft], options: EditOptions) -
     if report.equal or not (options.add_masks or options.pad_shape):
         return report
     masks = {name for function in before.functions.values() for name, var in function.inputs.items()
-             if types.is_tensor(var.sym_type) and not types.is_float(var.dtype) and reaches_softmax(var)}
+             if types.is_tensor(var.sym_type) and not types.is_float(var.dtype) and reaches_softmax(var) and (
+                 find_lookup(var) is None)}
     for shown in (1, 0) if masks else ():
         found = compare(adjust=partial(hide_last_keys, masks, shown))
         if found.equal:

@@ -20,7 +20,16 @@ from ..utils.text_format import format_count
 from .comparison import OutputDifference, to_arrays
 from .equivalence import Case, VerifyReport, judge_executions
 from .execution import Execution, Plan, Run
-from .feeds import ShapeChoice, list_shape_choices, make_feeds, make_state
+from .feeds import (
+    ShapeChoice,
+    find_compared_values,
+    get_symbol_sizes,
+    list_shape_choices,
+    make_feeds,
+    make_state,
+    place_at_end,
+)
+from .input_domains import infer_input_domains
 
 __all__ = ["Adjust", "ChangedPart", "compare_across_interfaces", "hide_last_keys"]
 
@@ -129,14 +138,15 @@ def hide_last_keys(
 ) -> dict[str, Any]:
     """Return feeds in which the inputs `masks` show all keys by `shown`, 0 or 1, or hide the last third by the other.
 
+    The first key is always shown.
+
     Random masks may hide all keys of a query, whose softmax is then undefined: of a causal model, that of the first.
     """
     found = dict(feeds)
     for name, value in feeds.items():
         if name in masks and value.ndim:
-            size = value.shape[-1]
-            hidden = np.arange(size) >= (size - size // 3 if number % 2 else size)
-            found[name] = np.broadcast_to(np.where(hidden, 1 - shown, shown), value.shape).astype(value.dtype)
+            masks_of_run = np.full(value.shape, shown, value.dtype)
+            found[name] = place_at_end(masks_of_run, 1 - shown) if number % 2 else masks_of_run
     return found
 
 
@@ -213,7 +223,7 @@ def _run_steps(
 
     name = chain.mappings[0].function
     function = before.functions[name]
-    stateful = _has_states(function)
+    stateful, compared = _has_states(function), find_compared_values(function)
     state = make_state(function, seed)
     old = Runtime(before, function=name, precision=precision)
     new = [Runtime(program, function=each, precision=precision, constants={
@@ -224,6 +234,10 @@ def _run_steps(
     for step, choice in enumerate(choices):
         number = seed + step * 101
         feeds = make_feeds(function, choice, number, description)
+        domains = infer_input_domains(function, get_symbol_sizes(function, choice.shapes)) if compared else {}
+        for name, value in compared.items() if number % 2 else ():
+            if domains[name][0] <= value <= domains[name][1]:
+                feeds[name] = place_at_end(feeds[name], value)
         feeds = feeds if adjust is None else adjust(feeds, choice, number)
         for mapping in chain.mappings:
             feeds = mapping.round_feeds(feeds)

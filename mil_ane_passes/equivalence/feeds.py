@@ -12,7 +12,7 @@ from coremltools import proto
 from coremltools.converters.mil.mil import Function, Var, types
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
-from ..ir.query import get_static_shape, get_type_info
+from ..ir.query import get_consumers, get_static_shape, get_type_info
 from ..runtime.feeds import get_numpy_dtype
 from ..utils.errors import InputError
 from ..utils.text_format import format_count
@@ -22,6 +22,7 @@ from .interval_propagation import Interval
 __all__ = [
     "ShapeChoice",
     "count_computed_elements",
+    "find_compared_values",
     "find_image_inputs",
     "find_pixel_inputs",
     "get_symbol_sizes",
@@ -29,6 +30,7 @@ __all__ = [
     "list_size_choices",
     "make_feeds",
     "make_state",
+    "place_at_end",
 ]
 
 _FREE_SIZE = 16
@@ -43,6 +45,8 @@ _MAX_RANGE_ELEMENTS = 1 << 18
 "Most elements of an input at the upper end of its range. A range may end at millions, which would take hours to run."
 _FREE_INTEGER_COUNT = 8
 "Integers without an upper bound are drawn below this number: small ones are valid as sizes, counts and positions."
+_MOVES = frozenset({"cast", "expand_dims", "identity", "reshape", "squeeze", "tile", "transpose"})
+"Ops whose results have the elements of their operand."
 _FLOAT16_IMAGE = proto.FeatureTypes_pb2.ImageFeatureType.GRAYSCALE_FLOAT16
 
 
@@ -154,6 +158,36 @@ def make_feeds(function: Function, choice: ShapeChoice, seed: int, description: 
     required = infer_input_domains(function, get_symbol_sizes(function, choice.shapes))
     return {name: _sample_input(random, function.inputs[name], shape, seed, required[name], name in images)
             for name, shape in choice.shapes.items()}
+
+
+def find_compared_values(function: Function) -> dict[str, int]:
+    """Return for each input of integers a number with whose equality the function compares its elements, if any.
+
+    It is the number of padding, of which the function makes a mask, or that of a mask itself; random draws from a
+    vocabulary hardly contain it.
+    """
+    found: dict[str, int] = {}
+    for name, start in function.inputs.items():
+        pending = [start] if types.is_tensor(start.sym_type) and types.is_int(start.dtype) else []
+        seen = set(pending)
+        while pending and name not in found:
+            var = pending.pop()
+            for op in get_consumers(var):
+                other = op.inputs.get("y" if op.inputs.get("x") is var else "x")
+                if op.op_type in ("equal", "not_equal") and isinstance(other, Var) and other.val is not None and (
+                        np.size(other.val) == 1):
+                    found.setdefault(name, int(np.ravel(other.val)[0]))
+                elif op.op_type in _MOVES:
+                    pending += [each for each in op.outputs if each not in seen]
+                    seen.update(op.outputs)
+    return found
+
+
+def place_at_end(values: Any, number: Any) -> Any:
+    """Return integers with `number` in the last third of the last axis, but not in its first element."""
+    size = values.shape[-1] if values.ndim else 0
+    return np.where(np.arange(size) >= size - max(1, size // 3), number, values).astype(values.dtype) if size > 1 else (
+        values)
 
 
 def _sample_input(

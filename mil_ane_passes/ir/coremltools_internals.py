@@ -68,7 +68,7 @@ def is_evaluated_wrongly(op: Operation) -> bool:
     It does not interleave the values of a concat, replaces elements in every mode of scatter_along_axis, writes the
     result of thresholded_relu into its operand, takes a negative axis of a gather with batch dimensions to be that of
     the whole table, and sorts integers by their negatives, which wrap for unsigned ones and the smallest. Of an
-    exclusive cumsum, of flatten2d at axis 0 and of topk of all elements it raises an exception.
+    exclusive cumsum, of flatten2d at either end and of topk of all elements it raises an exception.
     """
     is_wrong = _EVALUATED_WRONGLY.get(op.op_type)
     return is_wrong is not None and is_wrong(op)
@@ -90,7 +90,7 @@ _EVALUATED_WRONGLY: dict[str, Callable[[Operation], bool]] = {
     "argsort": _sorts_wrapped,
     "concat": lambda op: bool(_get_parameter(op, "interleave")),
     "cumsum": lambda op: bool(_get_parameter(op, "exclusive")),
-    "flatten2d": lambda op: _get_parameter(op, "axis") == 0,
+    "flatten2d": lambda op: True,
     "gather": lambda op: bool(_get_parameter(op, "batch_dims")) and int(_get_parameter(op, "axis") or 0) < 0,
     "scatter_along_axis": lambda op: _get_parameter(op, "mode") not in (None, "update"),
     "thresholded_relu": lambda op: True,

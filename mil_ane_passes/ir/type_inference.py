@@ -34,10 +34,10 @@ def infer_types(op: Operation, known: Sequence[Any] = ()) -> Any:
     `known` are the types that a file declares, or those of the original of a copy; else those that the op has. A select
     whose known type is coremltools' keeps to that, as the types of its users follow from it.
 
-    For slices and updates of slices, coremltools converts negative ends to positive ones in place. These arrays belong to the file, and
-    another slice may use them on a longer axis, so a copy is passed instead. For an op with nested blocks, coremltools
-    infers the types of one path only, so `_join_output_types` infers the types for all paths. For a select, it leaves
-    out the condition.
+    For slices and updates of slices, coremltools converts negative ends to positive ones in place. These arrays belong
+    to the file, and another slice may use them on a longer axis, so a copy is passed instead. For an op with nested
+    blocks, coremltools infers the types of one path only, so `_join_output_types` infers the types for all paths. For a
+    select, it leaves out the condition.
     """
     if op.op_type == "select":
         chosen = op.type_inference()

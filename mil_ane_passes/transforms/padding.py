@@ -891,13 +891,12 @@ class Padding:
         found: Pads = {place: ANY if pad == ANY else FINITE for place, pad in pads.items()}
         if axis in pads:
             if not _is_hidden(pads[axis]):
-                self._hide(op, axis)
+                op.set_inputs(no_check_var_types=True, x=self._hide(op, op.x, axis))
             found[axis] = 0.0
         self._set(op, found)
 
-    def _hide(self, op: Operation, axis: int) -> None:
-        """Add a large negative value to the padding of a softmax's operand."""
-        x = op.x
+    def _hide(self, op: Operation, x: Var, axis: int) -> Var:
+        """Return the scores, or their mask, of `op` with a large negative value added to the padding of an axis."""
         if self.get_pads(x)[axis] == ANY:
             x = self._clear(op, x, axis)
         dtype, size = types.builtin_to_string(x.dtype), int(x.shape[axis])
@@ -907,7 +906,7 @@ class Padding:
         made = self.mb.add(x=x, y=self._along(bias, axis, x.rank))
         self.pads[made] = {**self.get_pads(x), axis: MASKED}
         self._note(op, made, "padded keys get a large negative value")
-        op.set_inputs(no_check_var_types=True, x=made)
+        return made
 
     def _pad_matmul(self, op: Operation) -> None:
         x, y = op.x, op.y
@@ -943,10 +942,17 @@ class Padding:
             raise Refusal(op, "the width of its heads is padded")
         if keys in key:
             bias = op.inputs.get("attn_mask")
-            if bias is None or bias.dtype == types.bool or not _is_hidden(mask.get(bias.rank - 1, FINITE)):
-                raise Refusal(op, "its keys are padded, and its mask does not hide the padding; expected a mask of "
-                                  "floats that is an input, or a model of fixed length: a causal mask hides ids that "
-                                  "the caller appends")
+            if bias is None or bias.rank - 1 not in mask:
+                raise Refusal(op, "its keys are padded, and no mask hides the padding; expected a mask that is an "
+                                  "input, or a model of fixed length: a causal mask hides ids that the caller appends")
+            if bias.dtype == types.bool:
+                size = int(bias.shape[-1])
+                valid = self._along(self.make_valid(size, size, "bool"), bias.rank - 1, bias.rank)
+                made = self.mb.logical_and(x=bias, y=valid)
+                self.pads[made] = {**mask, bias.rank - 1: 0.0}
+                op.set_inputs(no_check_var_types=True, attn_mask=made)
+            elif not _is_hidden(mask[bias.rank - 1]):
+                op.set_inputs(no_check_var_types=True, attn_mask=self._hide(op, bias, bias.rank - 1))
             if value.get(keys) == ANY or key[keys] == ANY:
                 raise Refusal(op, "the padding of its keys and values may hold NaN or infinities")
         self._set(op, dict.fromkeys(self.samples.find_padded_axes(op.outputs[0], op), ANY if ANY in query.values(

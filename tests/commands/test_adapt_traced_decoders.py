@@ -42,10 +42,12 @@ class Decoder(torch.nn.Module):
         far = torch.arange(end - count, end)[:, None] - torch.arange(end)[None] >= 4
         if self.form == "fused":
             return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        if self.form == "window by where":
+        if self.form.startswith("window by where"):
             mask = torch.where(far, torch.tensor(-3e4), mask)
         elif self.form == "window by masked_fill":
             mask = mask.masked_fill(far, -3e4)
+        if self.form == "window by where, fused":
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         scores = q @ k.transpose(-1, -2) * SIZE ** -0.5 + mask
         if self.form == "rows of a buffer":
             scores = torch.where(self.seen[:, :, end - count:end, :end], scores, torch.tensor(-3e4))
@@ -73,7 +75,8 @@ def save_decoder(path, convert, layers=2, form="plain", precision="FLOAT16"):
 
 @pytest.mark.parametrize("convert", [ct.convert, ane.convert], ids=["ct", "ane"])
 @pytest.mark.parametrize("layers", [1, 2])
-@pytest.mark.parametrize("form", ["plain", "fused", "window by where", "window by masked_fill", "sinks",
+@pytest.mark.parametrize("form", ["plain", "fused", "window by where", "window by where, fused",
+                                  "window by masked_fill", "sinks",
                                   "rows of a buffer"])
 def test_forms_of_attention(tmp_path, form, layers, convert):
     report = ane.adapt(save_decoder(tmp_path / "source.mlpackage", convert, layers, form), tmp_path / "out")
@@ -85,3 +88,12 @@ def test_a_cache_that_is_cast_keeps_its_states(tmp_path):
     with pytest.raises(InputError, match="or convert the source model at float16, which casts no cache, or"):
         ane.adapt(source, tmp_path / "out")
     assert ane.adapt(source, tmp_path / "out", cache="state").status == "written"
+
+
+@pytest.mark.parametrize("convert", [ct.convert, ane.convert], ids=["ct", "ane"])
+def test_the_values_of_a_stateful_decoder_are_computed_without_its_writes(tmp_path, convert):
+    """The sinks of several tokens are a constant once the number of tokens is fixed."""
+    source = save_decoder(tmp_path / "source.mlpackage", convert, 1, "sinks")
+    report = ane.edit(source, tmp_path / "out.mlpackage", verify=True, fix_shape={"ids": (1, 4)},
+                      pad_shape={"mask": (1, 1, (4, 4), (4, ROWS))})
+    assert report.status == "written", str(report)

@@ -21,18 +21,21 @@ class Encoder(torch.nn.Module):
     def __init__(self, mask: str, pooling: str) -> None:
         super().__init__()
         self.mask, self.pooling = mask, pooling
-        self.table = torch.nn.Embedding(50, WIDTH)
+        self.table = torch.nn.Embedding(2000 if mask == "made of ids" else 50, WIDTH)
         self.projections = torch.nn.ModuleList(torch.nn.Linear(WIDTH, WIDTH) for _ in range(3))
         self.sink = torch.nn.Parameter(torch.randn(1, 1, 1))
 
     def forward(self, ids, mask):
         x = self.table(ids)
         q, k, v = (projection(x) for projection in self.projections)
+        if self.mask == "filled and turned":  # the tables of positions are stored rounded
+            q, k = turn(q), turn(k)
         scores = q @ k.transpose(1, 2) / 4 + self.hide(mask)
-        if self.mask == "filled":
+        if self.mask in ("filled", "filled and turned", "made of ids"):
             places = torch.arange(ids.shape[1])
             before = (places[None] <= places[:, None])[None]
-            scores = scores.masked_fill(~(before & mask.bool()[:, None]), -1e4)
+            shown = mask.bool() if self.mask != "made of ids" else ids.ne(1)
+            scores = scores.masked_fill(~(before & shown[:, None]), -1e4)
         if self.mask == "beside a sink":
             scores = torch.cat([scores, self.sink.repeat(1, ids.shape[1], 1)], -1).softmax(-1)[..., :-1]
         else:
@@ -40,7 +43,7 @@ class Encoder(torch.nn.Module):
         return self.pool(x + scores @ v, ids, mask)
 
     def hide(self, mask):
-        if self.mask == "filled":
+        if self.mask.startswith("filled") or self.mask == "made of ids":
             return 0.0
         places = torch.arange(mask.shape[1])
         before = (places[None] <= places[:, None])[None]
@@ -78,6 +81,14 @@ class Encoder(torch.nn.Module):
         return x
 
 
+def turn(x):
+    """Rotate halves of a value by angles that are computed from positions."""
+    angles = torch.arange(x.shape[1]).float()[:, None] * 50 ** (-torch.arange(0, WIDTH, 2).float() / WIDTH)[None]
+    angles = torch.cat([angles, angles], -1)
+    turned = torch.cat([-x[..., WIDTH // 2:], x[..., :WIDTH // 2]], -1)
+    return x * angles.cos() + turned * angles.sin()
+
+
 def save_encoder(path, convert, module):
     length = ct.RangeDim(1, MOST, 7)
     with torch.no_grad():
@@ -107,6 +118,7 @@ def run_packages(folder, ids, mask):
     ("triangle", "tokens"), ("read by index", "tokens"), ("causal", "tokens"), ("causal", "indexed"),
     ("infinite", "mean"), ("infinite", "tokens"), ("padding", "indexed"), ("padding", "rows"), ("padding", "gathered"),
     ("padding", "counted ids"), ("padding", "clamped"), ("filled", "tokens"), ("repeated", "tokens"),
+    ("filled and turned", "tokens"),
     ("expanded", "tokens"), ("beside a sink", "tokens")])
 def test_forms_of_masks_and_poolings(tmp_path, mask, pooling, convert):
     if (mask, convert) == ("expanded", ct.convert):
@@ -159,12 +171,18 @@ def test_edits_of_masks_are_compared_where_each_query_sees_a_key(tmp_path, edits
     assert report.status == "written" and "mask: hide the last keys; with random masks" in str(report), str(report)
 
 
-def test_a_wrong_edit_of_masks_is_found(tmp_path, monkeypatch):
+@pytest.mark.parametrize("size", [2, 3, 9])
+@pytest.mark.parametrize("mask", ["filled", "made of ids"])
+def test_a_wrong_edit_of_masks_is_found(tmp_path, monkeypatch, mask, size):
+    """Without masks: those of an input, and those of padding among many ids."""
     from mil_ane_passes.transforms import encoder
 
     torch.manual_seed(0)
-    source = save_encoder(tmp_path / "source.mlpackage", ane.convert, Encoder("filled", "tokens").eval())
+    source = save_encoder(tmp_path / "source.mlpackage", ane.convert, Encoder(mask, "tokens").eval())
+    edits = {"add_masks": True, "fix_shape": {"ids": (1, size), "mask": (1, size)}}
+    assert ane.edit(source, tmp_path / "out.mlpackage", verify=True, **edits).status == "written"
     monkeypatch.setattr(encoder, "MASKED", 0.0)
-    report = ane.edit(source, tmp_path / "out.mlpackage", verify=True, add_masks=True,
-                      fix_shape={"ids": (1, 9), "mask": (1, 9)})
+    report = ane.edit(source, tmp_path / "wrong.mlpackage", verify=True, **edits)
     assert report.status == "rejected", str(report)
+    if size == 9 and mask == "filled":
+        assert ane.adapt(source, tmp_path / "folder").status == "rejected"

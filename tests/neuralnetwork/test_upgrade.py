@@ -103,6 +103,12 @@ def flatten_all(builder):
     return [[1, 2, 3]]
 
 
+def flatten_from_the_end(builder):
+    add_constants(builder, a=[1, 2, 3])
+    builder.add_flatten_to_2d("flatten", "a", "c", -1)
+    return [[1, 2, 3]]
+
+
 def threshold(builder):
     """A constant that is read with the threshold and without."""
     add_constants(builder, a=[-2, 0.5, 3])
@@ -111,7 +117,8 @@ def threshold(builder):
     return [-2, 0.5, 6]
 
 
-@pytest.mark.parametrize("add", [interleave, add_at_places, sum_before, flatten_all, threshold])
+@pytest.mark.parametrize("add", [interleave, add_at_places, sum_before, flatten_all,
+                                 flatten_from_the_end, threshold])
 def test_layers_of_constants_are_those_of_inputs(add):
     """coremltools' constant folding gives other values, or fails."""
     builder = make_builder(exact=True, data=(1,))
