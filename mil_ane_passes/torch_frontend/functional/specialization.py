@@ -108,6 +108,12 @@ def _fold_scalars(graph: Any) -> None:
             with graph.insert_point_guard(node):
                 node.output().replaceAllUsesWith(graph.insertConstant(answer))
             node.destroy()
+    for node in graph.findAllNodes("prim::Uninitialized", True):  # no executed op reads it
+        unread = _UNREAD_VALUES.get(node.output().type().kind())
+        if unread is not None:
+            with graph.insert_point_guard(node):
+                node.output().replaceAllUsesWith(graph.insertConstant(unread))
+            node.destroy()
     for kind, function in _FOLDABLE_OPS.items():
         for node in graph.findAllNodes(kind, True):
             inputs = list(node.inputs())
@@ -128,6 +134,8 @@ _TORCH_STATE_VALUES = {
     "prim::type": "cpu",
 }
 "Queries of a script about torch or a device, and their values in a conversion."
+_UNREAD_VALUES = {"IntType": 0, "FloatType": 0.0, "BoolType": False}
+"Values for numbers that `break` and early returns leave uninitialized, as branches of an `if` give values of one type."
 _LIKE_FIRST = ("aten::_transformer_encoder_layer_fwd", "aten::_native_multi_head_attention")
 "Ops for which torch propagates no sizes: their outputs have the type of their first input."
 _DIVISIONS = ("aten::floordiv", "aten::__round_to_zero_floordiv", "aten::remainder")

@@ -74,6 +74,13 @@ def lower_if(context: Any, node: Any) -> None:
         if inner.kind == "raiseexception":
             raise NotConverted.at(inner, "raises an exception on a condition that the model computes",
                                   "remove the check; Core ML has no exceptions")
+    for block in node.blocks:
+        unset = {inner.name for inner in block.nodes if inner.kind == "uninitialized"}
+        unset |= {name for name in block.outputs if name in context and context[name] is None}
+        if not unset.isdisjoint(block.outputs):
+            raise NotConverted.at(node, "leaves a tensor, or None, in one branch and a tensor in the other on a "
+                                        "condition that the model computes, as `break` or an early return inside of "
+                                        "two conditions does", "set the value in both branches")
     if node.outputs:
         _TORCH_OPS_REGISTRY.name_to_func_mapping["if"](context, node)
 

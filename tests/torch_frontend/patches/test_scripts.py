@@ -188,7 +188,40 @@ class BreaksInside(nn.Module):
         return s + k
 
 
-@pytest.mark.parametrize("module", [SetsNumber, SetsFlag, SetsTensor, SetsBeforeBreak, SetsInWhile, BreaksInside])
+class BreaksInTwo(nn.Module):
+    """A `break` inside of two conditions leaves numbers uninitialized."""
+
+    def forward(self, x):
+        k = 1
+        for i in range(x.size(1)):
+            if 2 == (k % 3):
+                if 2 < i:
+                    k = k + 1
+                    break
+            else:
+                k = k + 1
+        return x + k
+
+
+class BreaksInTwoComputed(nn.Module):
+    def forward(self, x):
+        y, k = x * 1.0, 0
+        for i in range(x.size(1)):
+            if bool(y.sum() > 0):
+                if bool(y.mean() > 0.5):
+                    break
+                k = k + 1
+            y = y + 0.3
+        return y + k
+
+
+def test_a_tensor_that_one_branch_leaves_uninitialized_is_named():
+    with pytest.raises(NotConverted, match="op 'if' .*leaves a tensor, or None, in one branch .*set the value in both"):
+        check(BreaksInTwoComputed().eval(), torch.randn(2, 4), frontend="script")
+
+
+@pytest.mark.parametrize("module", [BreaksInTwo, SetsNumber, SetsFlag, SetsTensor, SetsBeforeBreak, SetsInWhile,
+                                    BreaksInside])
 def test_variables_that_a_loop_sets_have_their_last_values(module):
     """coremltools takes what a loop sets to a value from outside to be the same before and after it."""
     check(module().eval(), torch.randn(2, 4), frontend="script", flexible=[1],
