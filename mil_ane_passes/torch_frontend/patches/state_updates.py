@@ -97,7 +97,8 @@ def from_exir(host: Callable[..., Any], cls: Any, exir: Any, *more: Any, **named
     """
     buffers = set(exir.graph_signature.buffers_to_mutate.values())
     clashes = any(node.op == "call_function" and node.name in buffers for node in exir.graph.nodes)
-    return host(cls, _prepare_states(exir, buffers) if clashes or _list_smaller_values(exir) else exir, *more, **named)
+    changes = clashes or _list_smaller_values(exir) or buffers and getattr(exir, "range_constraints", None)
+    return host(cls, _prepare_states(exir, buffers) if changes else exir, *more, **named)
 
 
 def _list_smaller_values(exir: Any) -> dict[str, tuple[int, ...]]:
@@ -125,6 +126,12 @@ def _prepare_states(exir: Any, taken: set[str]) -> Any:
             expanded.meta = {**value.meta, "val": value.meta["val"].expand(smaller[value.name])}
             values[place] = expanded
             spec.arg = torch.export.graph_signature.TensorArgument(name=expanded.name)
+        elif spec.kind == torch.export.graph_signature.OutputKind.BUFFER_MUTATION and exir.range_constraints:
+            shape = list(value.meta["val"].shape)  # coremltools does not know the shape of a part of a flexible size
+            sized = graph.call_function(torch.ops.aten.view.default, (value, shape))
+            sized.meta = dict(value.meta)
+            values[place] = sized
+            spec.arg = torch.export.graph_signature.TensorArgument(name=sized.name)
     graph.output(type(result[0])(values)).meta.update(result[1].meta)
     for node in graph.nodes:
         if node.op == "call_function" and (old := node.name) in taken:

@@ -84,6 +84,35 @@ def test_exported_states_are_those_of_pytorch(name: str, precision: str) -> None
         np.testing.assert_allclose(found, module(x).numpy(), atol=4e-3)
 
 
+class Stream(torch.nn.Module):
+    """A window of the last rows, to which chunks of any length are appended."""
+
+    def __init__(self, copies: bool) -> None:
+        super().__init__()
+        self.copies = copies
+        self.register_buffer("kept", torch.zeros(2, 16, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.copies:
+            self.kept.copy_(torch.cat([self.kept, x], 1)[:, -16:])
+        else:
+            self.kept[:] = torch.cat([self.kept[:, x.shape[1]:], x], 1)
+        return self.kept.sum(1)
+
+
+@pytest.mark.parametrize("copies", [False, True])
+def test_a_window_of_the_last_rows_keeps_its_shape(copies: bool) -> None:
+    module, flexible = Stream(copies), ({1: torch.export.Dim("length", min=2, max=14)},)
+    program = torch.export.export(Stream(copies), (torch.zeros(2, 6, 4),), dynamic_shapes=flexible)
+    model = ane.convert(program.run_decompositions({}), minimum_deployment_target=ct.target.iOS18, skip_model_load=True)
+    predictor = ane.runtime.predictor(model)
+    state = predictor.make_state()
+    for length in (6, 9, 3):
+        x = torch.randn(2, length, 4)
+        (found,) = predictor.predict({"x": x.numpy()}, state).values()
+        np.testing.assert_allclose(found, module(x).numpy(), atol=2e-2)
+
+
 def test_an_update_is_not_moved_before_a_read_of_its_state() -> None:
     @mb.program(input_specs=[mb.TensorSpec((2,), dtype=types.fp16), mb.StateTensorSpec((2,), dtype=types.fp16)],
                 opset_version=ct.target.iOS18)
