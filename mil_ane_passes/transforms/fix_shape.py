@@ -266,11 +266,15 @@ def _fold_evaluated(
         for name in _list_compressed_sources(var):
             unpacked[name] = unpacked.get(name, 0) + _count_bytes(var)
     arrays = evaluate(function, values, "float64", {name: each.exact for name, each in rounded.items()})
+    folded: list[Operation] = []
     with function, BlockEditor() as editor:
         for var, array in zip(values, arrays, strict=True):
             made = np.asarray(array).astype(types.nptype_from_builtin(var.dtype))
             # coremltools types a select of two numbers as a number, whatever the shape of its condition.
             is_declared = made.size == np.prod([1, *var.shape])
+            if not is_declared and var.shape:
+                continue  # its users are declared for other sizes
+            folded.append(var.op)
             made = made.reshape(tuple(var.shape)) if is_declared else made
             if types.is_float(var.dtype) and not np.array_equal(made.reshape(-1), np.ravel(array), equal_nan=True):
                 rounded[var.name] = RoundedConstant(np.asarray(array).reshape(made.shape), 0.0)
@@ -280,8 +284,8 @@ def _fold_evaluated(
             if not is_declared:
                 set_stored_type(var, const.sym_type)  # users can only be rebound to values of the same type
             editor.replace(var, const)
-        editor.remove_if_unused([var.op for var in values])
-    return [var.op.op_type for var in values]
+        editor.remove_if_unused(folded)
+    return [op.op_type for op in folded]
 
 
 def _count_bytes(var: Var) -> int:

@@ -12,6 +12,8 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import get_new_symbol, types
 
 import mil_ane_passes as ane
+from mil_ane_passes.transforms.contract import Draft, apply_transforms
+from mil_ane_passes.transforms.fix_shape import FoldSizes
 from tests.package.helpers import MODEL, WEIGHTS, host_program, make, normal, proto_ops, spec_of, tree, with_functions
 
 EMPTY = ct.PassPipeline.EMPTY
@@ -397,6 +399,17 @@ def test_a_constant_that_is_computed_from_a_rounded_one_is_exact(tmp_path):
     source = flexible(tmp_path / "source.mlpackage", body, {"x": RANGED})
     report = ane.edit(source, tmp_path / "made.mlpackage", verify=True, fix_shape=["x=1,4,40"], fold_sizes=True)
     assert report.status == "written", str(report)
+
+
+def test_a_value_of_another_size_than_declared_is_not_folded(tmp_path):
+    """coremltools declares 5 elements for a slice by size of the last two of three."""
+    def evaluate(function, values, precision, constants):
+        return [np.zeros((2,) if tuple(var.shape) == (3,) else tuple(var.shape)) for var in values]
+
+    program = mb.program(input_specs=[mb.TensorSpec((3,))], opset_version=ct.target.iOS18)(
+        lambda x: mb.add(x=x, y=mb.cos(x=mb.const(val=np.float32([1, 2, 3]), name="angles")), name="out"))
+    draft, = apply_transforms(Draft(program, "a program"), [FoldSizes(evaluate)])
+    assert [op.op_type for op in draft.program.functions["main"].operations if op.op_type != "const"] == ["cos", "add"]
 
 
 def test_an_update_that_ends_before_the_last_element(tmp_path):
