@@ -145,8 +145,8 @@ def hide_last_keys(
     found = dict(feeds)
     for name, value in feeds.items():
         if name in masks and value.ndim:
-            masks_of_run = np.full(value.shape, shown, value.dtype)
-            found[name] = place_at_end(masks_of_run, 1 - shown) if number % 2 else masks_of_run
+            mask = np.full(value.shape, shown, value.dtype)
+            found[name] = place_at_end(mask, 1 - shown) if number % 2 else mask
     return found
 
 
@@ -235,9 +235,9 @@ def _run_steps(
         number = seed + step * 101
         feeds = make_feeds(function, choice, number, description)
         domains = infer_input_domains(function, get_symbol_sizes(function, choice.shapes)) if compared else {}
-        for name, value in compared.items() if number % 2 else ():
-            if domains[name][0] <= value <= domains[name][1]:
-                feeds[name] = place_at_end(feeds[name], value)
+        for key, value in compared.items() if number % 2 else ():
+            if domains[key][0] <= value <= domains[key][1]:
+                feeds[key] = place_at_end(feeds[key], value)
         feeds = feeds if adjust is None else adjust(feeds, choice, number)
         for mapping in chain.mappings:
             feeds = mapping.round_feeds(feeds)

@@ -161,10 +161,10 @@ def make_feeds(function: Function, choice: ShapeChoice, seed: int, description: 
 
 
 def find_compared_values(function: Function) -> dict[str, int]:
-    """Return for each input of integers a number with whose equality the function compares its elements, if any.
+    """Return, for each integer input, the constant with which the function compares its elements for equality, if any.
 
-    It is the number of padding, of which the function makes a mask, or that of a mask itself; random draws from a
-    vocabulary hardly contain it.
+    It is the id of padding, from which the function makes a mask, or a value of a mask; random draws from a vocabulary
+    hardly contain it.
     """
     found: dict[str, int] = {}
     for name, start in function.inputs.items():
@@ -184,7 +184,7 @@ def find_compared_values(function: Function) -> dict[str, int]:
 
 
 def place_at_end(values: Any, number: Any) -> Any:
-    """Return integers with `number` in the last third of the last axis, but not in its first element."""
+    """Return the integers `values` with `number` in the last third of the last axis, but not in its first element."""
     size = values.shape[-1] if values.ndim else 0
     return np.where(np.arange(size) >= size - max(1, size // 3), number, values).astype(values.dtype) if size > 1 else (
         values)

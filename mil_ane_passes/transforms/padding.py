@@ -656,7 +656,7 @@ class Padding:
             raise Refusal(op, "it reads integers at a position that moves with the length")
         if x.dtype == types.bool:
             x = self.mb.cast(x=x, dtype="fp16")
-            self.pads[x] = {place: pad for place, pad in self.get_pads(op.x).items()}
+            self.pads[x] = dict(self.get_pads(op.x))
         if axis in self.get_pads(x):
             x = self._clear(op, x, axis)
         rows = self.make_one_hot(int(x.shape[axis]), start, count, types.builtin_to_string(x.dtype))
@@ -1027,7 +1027,7 @@ def find_count(var: Var) -> Var | None:
 
 
 def skip_moves(var: Var) -> Var:
-    """Return the value whose elements a value has in another shape or dtype, or that it wraps where it is negative."""
+    """Return the operand at the start of a chain of casts, reshapes, repetitions and wrapped negative indices."""
     while var.op is not None:
         if wraps_negatives(var.op):
             var = var.op.a
