@@ -153,7 +153,8 @@ class _PaddedFunction:
             shorter = {**shapes, name: tuple(
                 size - ((name, axis) in self._lengths.axes) for axis, size in enumerate(shapes[name]))}
             if 1 not in [one for one, other in zip(shorter[name], shapes[name]) if one != other] and (
-                    LengthSamples.are_possible(self._function, shorter)):
+                    LengthSamples.are_possible(self._function, shorter)) and not (
+                    LengthSamples.are_cut(self._function, shorter, self._lengths.get_shapes(1))):
                 raise _make_error(f"'{name}' can have another length than '{names[0]}'; expected inputs of one length: "
                                   f"fix all but one of them with {format_option_values('fix_shape')}")
 

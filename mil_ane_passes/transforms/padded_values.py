@@ -14,13 +14,18 @@ import numpy as np
 from coremltools.converters.mil.mil import Function, Operation, Var, types
 
 from ..ir.clone import clone_function
-from ..ir.query import is_const
+from ..ir.query import get_flat_inputs, is_const, is_opaque
 from ..utils.errors import InputError
+from .dead_ops import get_read_vars
 from .shape_inference import ShapeInference, get_sizes, set_input_shape
 
 __all__ = ["LengthSamples", "Refusal", "choose_compared_deficits", "sample_deficits"]
 
 _MAX_SAMPLES = 7
+_OPS_BY_ELEMENT = frozenset({"add", "cast", "equal", "expand_dims", "greater", "greater_equal", "identity", "less",
+                             "less_equal", "logical_and", "logical_not", "logical_or", "maximum", "minimum", "mul",
+                             "not_equal", "real_div", "select", "squeeze", "sub", "transpose"})
+"Ops that compute each element from those at the same places of their operands, apart from axes of size 1."
 
 
 class Refusal(Exception):
@@ -105,6 +110,22 @@ class LengthSamples:
         clone = clone_function(function)
         return not _infer(clone, shapes) and all(map(_has_fitting_operands, clone.operations))
 
+    @staticmethod
+    def are_cut(function: Function, shapes: Mapping[str, Any], cut: Mapping[str, Any]) -> bool:
+        """Return whether no element of the inputs of `shapes` is used that those of the shapes `cut` do not have.
+
+        An example is a mask of which only the elements at the positions of tokens are read. `function` is not changed.
+        """
+        clone, other = clone_function(function), clone_function(function)
+        if _infer(clone, shapes) or _infer(other, cut) or not all(map(_has_fitting_operands, other.operations)):
+            return False
+        longer = {var: same for var, same in zip(_list_vars(clone), _list_vars(other), strict=True)
+                  if get_sizes(var.sym_type) != get_sizes(same.sym_type)
+                  or not _have_equal_values(_get_value(var), _get_value(same))}
+        return longer.keys().isdisjoint(clone.outputs) and all(
+            _keeps_first_elements(op, longer) for op in clone.operations
+            if op.op_type != "const" and not longer.keys().isdisjoint(get_read_vars(op)))
+
     def get_values(self, var: Var) -> list[Any] | None:
         """Return the value at each length; None if it is unknown at any of them."""
         found = [] if var not in self._samples else [each.value for each in self._samples[var]]
@@ -171,6 +192,52 @@ class LengthSamples:
         except ValueError:
             return None
         return steps if good else None
+
+
+def _have_equal_values(value: Any, other: Any) -> bool:
+    if value is None or other is None:
+        return value is other
+    return np.array_equal(value, other, equal_nan=_is_float(value))
+
+
+def _keeps_first_elements(op: Operation, longer: Mapping[Var, Var]) -> bool:
+    """Return whether the first elements of an op's outputs depend on the first elements of its operands alone.
+
+    `longer` maps each value that differs to the one of the shorter inputs: it has more elements, or is a number that is
+    computed from a size.
+    """
+    if op.blocks or is_opaque(op):
+        return False
+    if all(_get_value(var) is not None for var in op.outputs):
+        return True
+    operands = [var for var in get_flat_inputs(op) if var in longer]
+    differs = [get_sizes(var.sym_type) != get_sizes(longer[var].sym_type) if var in longer else False
+               for var in op.outputs]
+    if all(differs):
+        return op.op_type in _OPS_BY_ELEMENT and all(map(_is_longer, operands, map(longer.get, operands)))
+    if any(differs) or operands != [op.inputs.get("x")]:
+        return False
+    if op.op_type in ("gather", "gather_nd"):
+        return op.indices.val is not None and bool(np.min(op.indices.val, initial=0) >= 0)
+    return op.op_type in ("slice_by_index", "slice_by_size") and _begins_alike(op)
+
+
+def _is_longer(var: Var, shorter: Var) -> bool:
+    """Return whether a value has the elements of the shorter one, and more."""
+    value, other = _get_value(var), _get_value(shorter)
+    try:
+        return value is None and other is None or np.array_equal(_cut(value, np.shape(other)), other)
+    except ValueError:
+        return False
+
+
+def _begins_alike(op: Operation) -> bool:
+    """Return whether a slice begins at places that are counted from the first element, and steps forward."""
+    if op.begin.val is None or op.inputs.get("stride") is not None and (
+            op.stride.val is None or np.min(op.stride.val) < 1):
+        return False
+    free = op.inputs.get("begin_mask")
+    return bool(np.all((np.asarray(op.begin.val) >= 0) | (False if free is None else np.asarray(free.val))))
 
 
 def _cut(value: np.ndarray[Any, Any], shape: Sequence[int]) -> np.ndarray[Any, Any]:

@@ -544,14 +544,23 @@ class Padding:
         if op.inputs.get("batch_dims") is not None and int(op.batch_dims.val):
             raise Refusal(op, "it gathers with batch dimensions")
         found: Pads = {place if place < axis else place + rank - 1: pad for place, pad in pads.items() if place != axis}
-        if axis in pads and not self._is_real_place(op.indices):
-            index = op.indices.val
-            least = int(op.x.shape[axis]) - self.samples.deficits[-1]
-            if not is_const(op.indices) or np.min(index) < 0 or np.max(index) >= least:
-                raise Refusal(op, "it reads a padded axis at positions that may be in the padding")
+        if axis in pads and not self._is_real_place(op.indices) and not self._are_real_places(op, axis):
+            raise Refusal(op, "it reads a padded axis at positions that may be in the padding")
         self._clamp_places(op, int(op.x.shape[axis]))
-        found |= {axis + place: FINITE for place in self.get_pads(op.indices)}
+        for place in self.get_pads(op.indices):
+            same = op.indices.val is not None and _is_place(np.asarray(op.indices.val), place)
+            found[axis + place] = pads.get(axis, FINITE) if same or pads.get(axis) == ANY else FINITE
         self._set(op, found)
+
+    def _are_real_places(self, op: Operation, axis: int) -> bool:
+        """Return whether the indices are known at each length, and are positions of real elements of `x`."""
+        source, x = self._get_source(op, "indices"), self._get_source(op, "x")
+        values = self.samples.get_values(source)
+        if values is None:
+            values = [op.indices.val] * len(self.samples.deficits) if is_const(op.indices) else None
+        return values is not None and all(
+            not np.size(each) or (np.min(each) >= 0 and np.max(each) < self.samples.get_shape(x, place)[axis])
+            for place, each in enumerate(values))
 
     def _clamp_places(self, op: Operation, size: int) -> None:
         """Clamp indices in the padding to the valid range: those of relative positions, for example, are negative."""

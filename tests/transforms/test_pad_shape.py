@@ -218,6 +218,73 @@ def test_inputs_of_independent_lengths_are_refused():
     assert pad(joined, sizes)[1].equal
 
 
+def rows_of(y):
+    return mb.gather(x=mb.shape(x=y), indices=1, axis=0)
+
+
+FORMS_OF_READING = {
+    "the first elements": (True, lambda mask, y: mb.slice_by_index(x=mask, begin=[0, 0], end=mb.concat(
+        values=[[1], mb.expand_dims(x=rows_of(y), axes=[0])], axis=0))),
+    "at positions": (True, lambda mask, y: mb.gather(x=mask, indices=mb.range_1d(
+        start=0, end=rows_of(y), step=1), axis=1)),
+    "the first elements of a view": (True, lambda mask, y: mb.squeeze(x=mb.slice_by_index(
+        x=mb.expand_dims(x=mb.sub(x=1.0, y=mask), axes=[0]), begin=[0, 0, 0], end=mb.concat(
+            values=[[1, 1], mb.expand_dims(x=rows_of(y), axes=[0])], axis=0)), axes=[0])),
+    "the last elements": (False, lambda mask, y: mb.slice_by_index(
+        x=mask, begin=mb.concat(values=[[0], mb.expand_dims(x=mb.mul(x=rows_of(y), y=-1), axes=[0])], axis=0),
+        end=[1, 0], end_mask=[False, True])),
+    "behind the first": (False, lambda mask, y: mb.slice_by_index(x=mask, begin=mb.concat(
+        values=[[0], mb.expand_dims(x=mb.sub(x=rows_of(mask), y=rows_of(y)), axes=[0])], axis=0),
+        end=[1, 0], end_mask=[True, True])),
+    "their sum": (False, lambda mask, y: mb.reduce_sum(x=mask, axes=[1], keep_dims=True)),
+    "their number": (False, lambda mask, y: mb.mul(x=mb.cast(x=rows_of(mask), dtype="fp32"), y=mb.gather(
+        x=mask, indices=mb.range_1d(start=0, end=rows_of(y), step=1), axis=1))),
+}
+
+
+@pytest.mark.parametrize("form", FORMS_OF_READING)
+def test_an_input_of_which_elements_are_cut_off_has_the_length_of_the_others(form):
+    """A mask may be longer than the tokens if nothing depends on its further elements."""
+    fits, read = FORMS_OF_READING[form]
+    program = program_of(lambda x, y: mb.mul(
+        x=mb.tanh(x=y), y=mb.expand_dims(x=read(x, y), axes=[2]), name="out"),
+        shape=(1, None), more=[mb.TensorSpec((1, get_new_symbol(), WIDTH), dtype=types.fp32)])
+    sizes = {"x": (1, LENGTH), "y": (1, LENGTH, WIDTH)}
+    if fits:
+        _, report = pad(program, sizes)
+        assert report.equal, str(report)
+    else:
+        with pytest.raises(ane.InputError, match="'y' can have another length than 'x'; expected inputs of one length"):
+            pad(program, sizes)
+
+
+FORMS_OF_PLACES = {
+    "each": lambda count, places: places,
+    "from the end": lambda count, places: mb.sub(x=mb.sub(x=count, y=1), y=places),
+    "the next, around": lambda count, places: mb.mod(x=mb.add(x=places, y=1), y=count),
+    "the next": lambda count, places: mb.minimum(x=mb.add(x=places, y=1), y=mb.sub(x=count, y=1)),
+    "each twice": lambda count, places: mb.floor_div(x=places, y=2),
+}
+
+
+@pytest.mark.parametrize("form", FORMS_OF_PLACES)
+def test_rows_are_read_at_known_places(form):
+    """Places of real rows at each length: rows behind the real ones do not matter."""
+    _, report = pad(program_of(lambda x: mb.gather(x=mb.exp(x=x), indices=FORMS_OF_PLACES[form](
+        rows_of(x), mb.range_1d(start=0, end=rows_of(x), step=1)), axis=1, name="out")), {"x": (1, (3, LENGTH), WIDTH)})
+    assert report.equal, str(report)
+
+
+@pytest.mark.parametrize("places, fits", [([0, 2, 1], True), ([0, 3, 1], False), ([0, -1], False)])
+def test_rows_that_each_length_has_can_be_read(places, fits):
+    program = program_of(lambda x: mb.gather(x=mb.exp(x=x), indices=np.int32(places), axis=1, name="out"))
+    if fits:
+        assert pad(program, {"x": (1, (3, LENGTH), WIDTH)})[1].equal
+    else:
+        with pytest.raises(ane.InputError, match="'out' .gather. cannot be padded: it reads a padded axis at positions"):
+            pad(program, {"x": (1, (3, LENGTH), WIDTH)})
+
+
 def test_features_before_a_softmax_are_no_mask():
     """Attention pooling: the padding of features is 0, as they are also multiplied with weights."""
     def body(x):
