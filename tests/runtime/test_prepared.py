@@ -36,6 +36,20 @@ def test_a_program_changed_between_calls_runs_as_it_now_is() -> None:
     close(list(runtime({"x": x}).values())[1], x + 1)
 
 
+def test_weights_and_biases_that_are_computed_are_not_kept() -> None:
+    """From iOS17 on, a convolution may have a computed bias; coremltools cannot infer the type of a transposed one."""
+    def draw_feeds(seed: int) -> dict[str, Any]:
+        return {"x": draw(seed, 1, 3, 5), "weight": draw(seed + 1, 3, 3, 2), "bias": draw(seed + 2, 3)}
+
+    built = program(lambda x, weight, bias: mb.conv(x=x, weight=weight, bias=bias, name="y"), draw_feeds(0),
+                    opset=ct.target.iOS17)
+    runtime = Runtime(built, precision="float64")
+    for seed in (0, 10):
+        feeds = draw_feeds(seed)
+        x, weight, bias = (torch.from_numpy(value).double() for value in feeds.values())
+        close(runtime(feeds)["y"], torch.nn.functional.conv1d(x, weight, bias).numpy())
+
+
 @pytest.mark.parametrize("precision", ["float64", "float32", "float16"])
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 def test_later_calls_give_the_same_bits_and_leave_weights_alone(precision: str, dtype: Any) -> None:

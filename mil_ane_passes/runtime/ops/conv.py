@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from ...ir.query import is_const
 from ..numeric import canonicalize_layout, make_scalar
 from ..registry import register_kernel
 
@@ -22,12 +23,12 @@ _CONV_TRANSPOSE = (functional.conv_transpose1d, functional.conv_transpose2d, fun
 
 @register_kernel("conv")
 def conv(op: Any, ins: Any) -> torch.Tensor:
-    return _add_constant_bias(ins, compute_conv(ins, ins["weight"]))
+    return _add_op_bias(ins, compute_conv(ins, ins["weight"]))
 
 
 @register_kernel("conv_transpose")
 def conv_transpose(op: Any, ins: Any) -> torch.Tensor:
-    return _add_constant_bias(ins, compute_conv_transpose(ins))
+    return _add_op_bias(ins, compute_conv_transpose(ins))
 
 
 @register_kernel("conv_quantized")
@@ -216,9 +217,14 @@ def add_bias(y: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     return y.add_(_shape_bias(bias, y))
 
 
-def _add_constant_bias(ins: Any, y: torch.Tensor) -> torch.Tensor:
-    """Add the bias of a convolution, which is a constant, to `y` in place; it is given its shape once."""
-    return y.add_(ins.memo("bias", lambda: _shape_bias(ins.get("bias"), y)))
+def _add_op_bias(ins: Any, y: torch.Tensor) -> torch.Tensor:
+    """Add the bias of a convolution to `y` in place; a constant one is given its shape once.
+
+    From iOS17 on, the bias may be computed.
+    """
+    if ins.var("bias") is None or is_const(ins.var("bias")):
+        return y.add_(ins.memo("bias", lambda: _shape_bias(ins.get("bias"), y)))
+    return add_bias(y, ins.get("bias"))
 
 
 def _shape_bias(bias: torch.Tensor | None, y: torch.Tensor) -> torch.Tensor:
