@@ -32,6 +32,7 @@ from .interval_propagation import ANY_VALUE, Interval
 __all__ = [
     "FLOAT_THRESHOLDS",
     "INDICES",
+    "LARGE",
     "LOW",
     "ROWS",
     "SPECIAL",
@@ -43,12 +44,13 @@ __all__ = [
     "Domain",
     "build_adversarial_plans",
     "describe_samples",
+    "oppose_feeds",
 ]
 
 Array = np.ndarray[Any, Any]
 
 WIDE, SPECIAL, TIES, INDICES, SIZES = "wide range", "NaN and infinities", "ties", "indices", "sizes"
-LOW, ZEROS = "far below zero", "zeros"
+LOW, ZEROS, LARGE = "far below zero", "zeros", "large numbers"
 ROWS, THRESHOLDS, FLOAT_THRESHOLDS = "rows of tables that differ", "thresholds", "thresholds of floats"
 WIDE_AND_TIES = "wide range and ties"
 "One run instead of two, for functions with long runs: wide range in the first half of each input, ties in the rest."
@@ -85,6 +87,8 @@ _MAX_EXTREMES = 16
 _LOW_VALUE, _LOW_SHARE = -20000.0, 4
 """One in four channels, images or rows of an input lies below this value. A max pool window that contains no other
 values shows a finite number in place of minus infinity, such as a pad of zeros."""
+_OPPOSED_SCALE, _OPPOSED_SHARE = 8.0, 4
+"Least size of large numbers in opposed feeds; one in four of their channels and one in four integers is negative."
 _ROW_SCALES = (30.0, 1e-3, 1.0)
 "Scales of the rows of wide-range feeds: large, small and ordinary rows, so that sums over rows mix magnitudes."
 
@@ -139,6 +143,38 @@ def build_adversarial_plans(
                        for each, value in feeds.items()}
             made.append(Plan(name, choice.label, clipped, make_state(function, 0), typed=False, adversarial=SIZES))
     return made
+
+
+def oppose_feeds(
+    function: Function, choice: ShapeChoice, feeds: Mapping[str, Any], number: int, description: Any = None
+) -> dict[str, Any]:
+    """Return the feeds with larger floats, channels of one sign, and some negative integers.
+
+    A channel is an index of the last axis, or of axis 1 for every second odd `number`. The extreme of a channel of one
+    sign shows padding that is compared with it; large scores of attention show masks that hide too little. Indices are
+    negative where the function accepts that, and then count from the end.
+    """
+    found = dict(feeds)
+    sizes = get_symbol_sizes(function, choice.shapes)
+    inside, wrapping = (infer_input_domains(function, sizes, negative=each) for each in (False, True))
+    images = find_image_inputs(description)
+    for name, value in feeds.items():
+        low, high = inside[name]
+        if name in images or function.inputs[name].dtype == types.bool or not np.ndim(value):
+            continue
+        if types.is_float(function.inputs[name].dtype) and math.isinf(high):
+            axis = 1 if number // 2 % 2 and value.ndim > 2 else value.ndim - 1
+            channels = np.arange(value.shape[axis]).reshape([-1] + [1] * (value.ndim - 1 - axis)) % _OPPOSED_SHARE
+            large = (np.abs(value) + 1) * _OPPOSED_SCALE
+            mixed = np.where(channels == 1, -large, value * _OPPOSED_SCALE)
+            found[name] = np.where(channels == 0, large, mixed).astype(value.dtype)
+            continue
+        places = np.arange(value.size).reshape(value.shape) % _OPPOSED_SHARE
+        if inside[name] == ANY_VALUE:
+            found[name] = np.where(places == 1, -value - 1, value).astype(value.dtype)
+        elif wrapping[name][0] <= -(high + 1) < low:
+            found[name] = np.where(places == 1, value - (high + 1), value).astype(value.dtype)
+    return found
 
 
 def describe_samples(plans: Sequence[Plan]) -> list[str]:

@@ -17,6 +17,7 @@ from ..passes.contract import Exactness
 from ..passes.interface_change import InterfaceMapping
 from ..utils.errors import InputError
 from ..utils.text_format import format_count
+from .adversarial_feeds import oppose_feeds
 from .comparison import OutputDifference, to_arrays
 from .equivalence import Case, VerifyReport, judge_executions
 from .execution import Execution, Plan, Run
@@ -234,6 +235,8 @@ def _run_steps(
     for step, choice in enumerate(choices):
         number = seed + step * 101
         feeds = make_feeds(function, choice, number, description)
+        if number % 2:
+            feeds = oppose_feeds(function, choice, feeds, number, description)
         domains = infer_input_domains(function, get_symbol_sizes(function, choice.shapes)) if compared else {}
         for key, value in compared.items() if number % 2 else ():
             if domains[key][0] <= value <= domains[key][1]:

@@ -146,6 +146,37 @@ def test_rows_at_computed_places_are_read_by_a_product(name):
     assert report.equal, str(report)
 
 
+def test_wrong_rows_of_negative_places_are_found():
+    """`ids` are places of rows, and a place below 0 counts from the end; here the rows of these are zeros."""
+    def rows(ids, x):
+        return mb.gather(x=x, indices=mb.slice_by_index(x=ids, begin=[0, 0], end=[1, 6], squeeze_mask=[True, False]),
+                         axis=1, name="out")
+
+    def found_by_a_product(ids, x):
+        places = mb.slice_by_index(x=ids, begin=[0, 0], end=[1, 6], squeeze_mask=[True, False])
+        return mb.matmul(x=mb.one_hot(indices=places, one_hot_vector_size=ROWS, on_value=np.float16(1),
+                                      off_value=np.float16(0)), y=x, name="out")
+
+    source = program_of(rows)
+    draft, = apply(source, OneHotRows())
+    assert compare_across_interfaces(source, [draft]).equal
+    assert not compare_across_interfaces(source, [Draft(program_of(found_by_a_product), "a program")]).equal
+
+
+@pytest.mark.parametrize("size", [-40000.0, -100.0])
+def test_masks_that_hide_too_little_are_found(monkeypatch, size):
+    def body(ids, x):
+        hidden = mb.expand_dims(x=mb.equal(x=mb.mod(x=ids, y=2), y=1), axes=[1])
+        products = mb.mul(x=mb.matmul(x=x, y=x, transpose_y=True), y=np.float16(4))
+        chosen = mb.select(cond=hidden, a=np.float16(-3e4), b=products)
+        return mb.matmul(x=mb.softmax(x=chosen, axis=-1), y=x, name="out")
+
+    program = program_of(body)
+    monkeypatch.setattr("mil_ane_passes.transforms.encoder.MASKED", size)
+    draft, = apply(program, AddMasks())
+    assert compare_across_interfaces(program, [draft]).equal == (size < -1e4)
+
+
 @pytest.mark.parametrize("body", [
     lambda ids, x: mb.gather(x=x, indices=[3, 1], axis=1, name="out"),
     lambda ids, x: mb.gather(x=TABLE, indices=mb.mod(x=ids, y=8), axis=0, name="out"),

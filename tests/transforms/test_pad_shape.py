@@ -258,6 +258,22 @@ def test_an_input_of_which_elements_are_cut_off_has_the_length_of_the_others(for
             pad(program, sizes)
 
 
+@pytest.mark.parametrize("filled", [0.0, -4.0])
+@pytest.mark.parametrize("kind", ["max", "argmax"])
+def test_a_wrong_padding_of_extremes_is_found(monkeypatch, kind, filled):
+    """Normal draws hardly contain a channel whose elements are all smaller than the padding."""
+    def body(x):
+        if kind == "max":
+            return mb.reduce_max(x=x, axes=[1], name="out")
+        return mb.cast(x=mb.reduce_argmax(x=x, axis=1, keep_dims=False), dtype="int32", name="out")
+
+    host = Padding._fill_padding
+    assert pad(program_of(body), {"x": (1, (2, LENGTH), WIDTH)})[1].equal
+    monkeypatch.setattr(Padding, "_fill_padding",
+                        lambda self, op, x, axis, value: host(self, op, x, axis, type(value)(filled)))
+    assert not pad(program_of(body), {"x": (1, (2, LENGTH), WIDTH)})[1].equal
+
+
 FORMS_OF_PLACES = {
     "each": lambda count, places: places,
     "from the end": lambda count, places: mb.sub(x=mb.sub(x=count, y=1), y=places),
@@ -281,7 +297,7 @@ def test_rows_that_each_length_has_can_be_read(places, fits):
     if fits:
         assert pad(program, {"x": (1, (3, LENGTH), WIDTH)})[1].equal
     else:
-        with pytest.raises(ane.InputError, match="'out' .gather. cannot be padded: it reads a padded axis at positions"):
+        with pytest.raises(ane.InputError, match="'out' .gather. cannot be padded: it reads a padded axis at po"):
             pad(program, {"x": (1, (3, LENGTH), WIDTH)})
 
 
