@@ -215,16 +215,16 @@ class Caller:
 
         if self._chooses_among_equals():
             with suppress(RuntimeError):  # torch's dispatch modes reject some traces, such as those with `int(tensor)`
-                return call(_make_stable_topk(torch))
+                return call(_make_stable_choices(torch))
         return call(nullcontext())
 
     def _chooses_among_equals(self) -> bool:
-        """Return whether a module may call `torch.topk`; it is not known of a module that is neither traced nor
-        exported."""
+        """Return whether a module may call `torch.topk` or `torch.sort`; it is not known of a module that is neither
+        traced nor exported."""
         assert self._torch is not None
         graph = self._given.inlined_graph if isinstance(self._given, self._torch.jit.ScriptModule) else (
             getattr(self._given, "graph", None))
-        return graph is None or "topk" in str(graph)
+        return graph is None or any(name in str(graph) for name in ("topk", "sort"))
 
     def _get_buffers(self) -> dict[str, Any]:
         if self._torch is None:
@@ -261,12 +261,16 @@ class Caller:
         return array
 
 
-def _make_stable_topk(torch: Any) -> Any:
-    """Return a context in which `torch.topk` chooses the first of equal elements, as the reference runtime does.
+def _make_stable_choices(torch: Any) -> Any:
+    """Return a context in which `torch.topk` chooses the first of equal elements, as the reference runtime does, and
+    `torch.sort` keeps their order.
 
     torch does not define which one it chooses; neither choice is wrong.
     """
     def dispatch(mode: Any, function: Any, kinds: Any, given: Any = (), named: Any = None) -> Any:
+        if function is torch.ops.aten.sort.default:
+            options = dict(zip(("self", "dim", "descending"), given)) | (named or {})
+            return torch.sort(options.pop("self"), stable=True, **options)
         if function is not torch.ops.aten.topk.default:
             return function(*given, **(named or {}))
         options = dict(zip(("self", "k", "dim", "largest", "sorted"), given)) | (named or {})
@@ -274,7 +278,7 @@ def _make_stable_topk(torch: Any) -> Any:
         found = torch.sort(options["self"], stable=True, dim=dim, descending=options.get("largest", True))
         return tuple(each.narrow(dim, 0, options["k"]) if each.dim() else each for each in found)
 
-    return type("StableTopk", (torch.utils._python_dispatch.TorchDispatchMode,), {"__torch_dispatch__": dispatch})()
+    return type("StableChoices", (torch.utils._python_dispatch.TorchDispatchMode,), {"__torch_dispatch__": dispatch})()
 
 
 def _list_parameters(call: Callable[..., Any]) -> set[str]:

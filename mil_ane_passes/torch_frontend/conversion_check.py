@@ -18,6 +18,7 @@ import coremltools as ct
 import numpy as np
 from coremltools.converters.mil.mil import Program
 
+from ..equivalence.adversarial_feeds import LARGE, TIES, build_adversarial_plans, oppose_feeds
 from ..equivalence.callable_comparison import (
     build_example_plans,
     compare_within_tolerance,
@@ -26,6 +27,7 @@ from ..equivalence.callable_comparison import (
 from ..equivalence.callables import Caller
 from ..equivalence.comparison import OutputDifference
 from ..equivalence.execution import Plan, build_plans, copy_state
+from ..equivalence.feeds import list_shape_choices
 from ..equivalence.range_measurement import make_measurer
 from ..equivalence.user_inputs import UserInputs
 from ..ir.query import iterate_ops
@@ -113,7 +115,8 @@ class _ConversionCheck:
     def run(self, samples: UserInputs) -> None:
         """Compare on the samples and at the default size, each enumerated one and both ends of each range.
 
-        Raises NotEqual. Logs the findings of lint's measuring rules.
+        The frontend's program is also compared on adversarial feeds, on which fp16 need not be close. Raises NotEqual.
+        Logs the findings of lint's measuring rules.
         """
         description = self._mlmodel.get_spec().description
         built = [*map(self._order_feeds, samples.plans(self._program, lambda name: description)),
@@ -122,6 +125,7 @@ class _ConversionCheck:
         self._findings = _collect_numeric_findings(self._program, built, bool(samples))
         for finding in self._findings:
             _log.warning("check: %s", finding)
+        built += self._build_adversarial_plans(description)
         rejected: list[InputError] = []
         for plan in built:
             state = {name: value if name in self._module.states else np.zeros_like(value)
@@ -133,6 +137,19 @@ class _ConversionCheck:
         for name in (name for name, finite in self._finite.items() if not finite):
             _log.warning("check: nothing of %s was compared: the torch model returns NaN or infinity for every "
                          "element in every run; pass feeds= with finite results", name)
+
+    def _build_adversarial_plans(self, description: Any) -> list[Plan]:
+        """Make a run of large and negative numbers, and one of ties."""
+        function = self._program.functions["main"]
+        choice = list_shape_choices(function, description)[0]
+        plain = build_plans(self._program, 1, lambda name: description)[0]
+        large = oppose_feeds(function, choice, plain.feeds, 1, description)
+        # 0 is added as Core ML does not define the sign of zeros, on which atan2 depends
+        return [replace(plain, label=LARGE, feeds=large, adversarial=LARGE),
+                *(replace(plan, feeds={name: value + 0.0 if value.dtype.kind == "f" else value
+                                       for name, value in plan.feeds.items()})
+                  for plan in build_adversarial_plans(self._program, lambda name: description, small_sizes=False)
+                  if plan.adversarial == TIES)]
 
     def _order_feeds(self, plan: Plan) -> Plan:
         """Return the plan with its feeds in the order of the program's inputs."""
@@ -157,7 +174,7 @@ class _ConversionCheck:
             self._finite[name] = finite or self._finite.get(name, False)
         if found := _find_differing_outputs(expected, self._before, feeds, plan, self._module.tolerance):
             raise self._make_error(find_first_difference(self._module, self._before, feeds, plan.state), found[0], plan)
-        if self._after is not None and (
+        if self._after is not None and not plan.adversarial and (
                 found := _find_differing_outputs(expected, self._after, plan.feeds, plan, self._tolerance)):
             raise NotEqual(
                 f"the result of the torch frontend is correct, but a later pass is not: {found[0]}; at "
@@ -204,11 +221,23 @@ def _find_differing_outputs(
         return [OutputDifference("the program", False, False, reason=f"cannot be run: {error}")]
     judged = [
         compare_within_tolerance(
-            name, value, found[number] if number < len(compiled.outputs) else found[name], tolerance
+            name, _take_undefined(value, result) if plan.adversarial else value, result, tolerance
         )
-        for number, (name, value) in enumerate(expected.items())
+        for name, value, result in zip(expected, expected.values(), (
+            found[number] if number < len(compiled.outputs) else found[name] for number, name in enumerate(expected)))
     ]
     return [each for each in judged if not each.passed]
+
+
+def _take_undefined(expected: Array, found: Array) -> Array:
+    """Return the expected values, with those found in place of what Core ML has no number for.
+
+    These are integers of 64 bits, float64 beyond float32, NaN, and infinities: log(0) is finite in Core ML.
+    """
+    if expected.shape != np.shape(found) or expected.dtype.kind not in "if":
+        return expected
+    limit = np.iinfo(np.int32).max if expected.dtype.kind == "i" else np.finfo(np.float32).max
+    return np.where(np.abs(expected) <= limit, expected, found)
 
 
 def _describe_plan(plan: Plan) -> str:

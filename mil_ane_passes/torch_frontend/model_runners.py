@@ -22,6 +22,8 @@ __all__ = ["ProgramRunner", "TorchModelRunner"]
 
 Array = np.ndarray[Any, Any]
 
+_SEARCHED = {"searchsorted": 0, "bucketize": 1}
+"The argument of each op in which it searches."
 _HALF_DTYPES = ("torch.float16", "torch.bfloat16")
 
 
@@ -65,6 +67,7 @@ class TorchModelRunner:
         self._compiled = compiled
         self.example_shapes = self._caller.list_example_shapes()
         "The shapes with which an exported model was made, in the order of the inputs; None for other models."
+        self._sorted = _find_sorted_inputs(model)
         self.states = self._caller.states(compiled.states)
         "The program's states that the module has as buffers."
         owned = itertools.chain(model.parameters(), model.buffers())
@@ -74,8 +77,13 @@ class TorchModelRunner:
     def fit_plan(self, plan: Plan) -> Plan:
         """Return a plan whose sampled feeds and states the module can hold as well, see `Caller`.
 
-        Its feeds are in the order of the program's inputs, but may have other names.
+        Inputs that torch requires to be sorted are sorted. The feeds are in the order of the program's inputs, but may
+        have other names.
         """
+        if not plan.asked:
+            feeds = {name: np.sort(value, axis=-1) if number in self._sorted else value
+                     for number, (name, value) in enumerate(plan.feeds.items())}
+            plan = replace(plan, feeds=feeds)
         fitted = self._caller.fit_plan(replace(plan, feeds=dict(zip(self._compiled.inputs, plan.feeds.values()))))
         return replace(fitted, feeds=dict(zip(plan.feeds, fitted.feeds.values())))
 
@@ -94,6 +102,20 @@ class TorchModelRunner:
         left = {name: state[name].copy() for name in self.states}
         returned = caller(dict(zip(self._compiled.inputs, feeds.values(), strict=True)), left)
         return to_arrays(returned) | {f"state {name}": value for name, value in left.items()}
+
+
+def _find_sorted_inputs(model: Any) -> set[int]:
+    """Return the positions of tensor inputs in which the model searches, so that torch requires them to be sorted."""
+    if hasattr(model, "graph_signature"):
+        names = list(model.graph_signature.user_inputs)
+        read = [node.args[_SEARCHED[kind]] for node in model.graph.nodes
+                if (kind := str(node.target).split(".")[-2:][0]) in _SEARCHED]
+        return {names.index(each.name) for each in read if getattr(each, "name", None) in names}
+    graph = model.inlined_graph
+    names = [value.debugName() for value in list(graph.inputs())[1:]]
+    found = [list(node.inputs())[place].debugName() for kind, place in _SEARCHED.items()
+             for node in graph.findAllNodes(f"aten::{kind}")]
+    return {names.index(name) for name in found if name in names}
 
 
 def _make_caller(model: Any, compiled: ProgramRunner, run: Callable[..., Any] | None) -> Caller:

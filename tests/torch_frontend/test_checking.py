@@ -375,10 +375,10 @@ def first_of(parts: list[GraphValue], mine: dict[str, Any]) -> str | None:
 
 
 class Oscillator(torch.nn.Module):
-    """Sounds only where the frequency is above 10: no normal number is."""
+    """Sounds only where the frequency is above 50: no sampled number is."""
 
     def forward(self, level: torch.Tensor, frequency: torch.Tensor) -> torch.Tensor:
-        phase = torch.cumsum(torch.where(frequency > 10, frequency, 0.0), 1) * 3.0
+        phase = torch.cumsum(torch.where(frequency > 50, frequency, 0.0), 1) * 3.0
         return torch.tanh(level) * 0.01 + torch.sin(phase)
 
 
@@ -415,6 +415,39 @@ def test_a_result_that_is_wrong_on_the_feeds_alone_is_found(lowered):
     assert oscillator(compute_precision=ct.precision.FLOAT32)
     with pytest.raises(NotEqual, match=r"op 'aten::where'.* differs: .*; at given feeds"):
         oscillator(compute_precision=ct.precision.FLOAT32, feeds=VOICED)
+
+
+@pytest.mark.parametrize(("kind", "function", "lowering", "at"), [
+    ("relu", torch.relu, lambda x: mb.clip(x=x, alpha=0.0, beta=6.0), "large numbers"),
+    ("sign", torch.sign, lambda x: mb.sub(x=mb.mul(x=mb.cast(x=mb.greater_equal(x=x, y=0.0), dtype="fp32"), y=2.0),
+                                          y=1.0), "ties"),
+    ("logical_not", lambda x: torch.logical_not(x).float(), lambda x: mb.less(x=x, y=-1e9), "ties"),
+])
+def test_a_lowering_that_is_wrong_for_rare_numbers_is_found(lowered, kind, function, lowering, at):
+    def model(x):
+        return function(x) * 2
+
+    example = torch.randn(8, 16)
+    assert checked(model, example, compute_precision=ct.precision.FLOAT32)
+    lowered(kind, lowering)
+    with pytest.raises(NotEqual, match=f"op 'aten::{kind}'.* differs: .*; at {at}"):
+        checked(model, example, compute_precision=ct.precision.FLOAT32)
+
+
+def test_negative_integers_are_drawn(lowered):
+    lowered("abs", lambda x: mb.identity(x=x))
+    with pytest.raises(NotEqual, match="op 'aten::abs'.* differs: .*; at large numbers"):
+        checked(lambda x: torch.abs(x) + 1, torch.arange(8, dtype=torch.int32), compute_precision=ct.precision.FLOAT32)
+
+
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+@pytest.mark.parametrize("model", [lambda s, x: torch.searchsorted(s, x, right=True), lambda s, x: torch.bucketize(x, s),
+                                   lambda s, x: torch.sort(s)[1] + torch.argsort(x)])
+def test_what_torch_leaves_undefined_is_not_compared(model, frontend):
+    """Places in a sequence that is not sorted, and the order of equal elements."""
+    s = torch.tensor([1.0, 2.0, 3.0, 5.0])
+    assert checked(model, s, s.round() + 0.5, frontend=frontend, compute_precision=ct.precision.FLOAT32,
+                   minimum_deployment_target=ct.target.iOS17)
 
 
 def test_feeds_that_do_not_fit_are_refused():
