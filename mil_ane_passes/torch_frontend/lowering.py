@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
@@ -24,6 +24,8 @@ __all__ = [
     "get_dims",
     "has_static_shape",
     "is_constant",
+    "is_same_size",
+    "lower_without_batch",
     "make_range",
     "name_result",
     "normalize_axis",
@@ -157,6 +159,18 @@ def get_dims(x: Var) -> list[Size]:
             for axis, size in enumerate(x.shape)]
 
 
+def lower_without_batch(context: Any, node: Any, lower: Callable[[Any, Any], None]) -> None:
+    """Lower an op of x, its first input, by `lower`, as that of x with a batch of one, which MIL asks for."""
+    source, x = node.inputs[0], context[node.inputs[0]]
+    context.add(mb.expand_dims(x=x, axes=[0]), torch_name=source, override=True)
+    lower(context, node)
+    context.add(x, torch_name=source, override=True)
+    batched = context[node.outputs[0]]
+    first = mb.squeeze(x=batched[0] if isinstance(batched, tuple) else batched, axes=[0])
+    context.add((first, *batched[1:]) if isinstance(batched, tuple) else first, torch_name=node.outputs[0],
+                override=True)
+
+
 def to_size_vector(sizes: Sequence[Any]) -> Any:
     """Combine sizes into one int32 argument: an array when all are constant, else a Var."""
     if all(isinstance(size, int | np.integer) for size in sizes):
@@ -236,7 +250,7 @@ def broadcast_to(x: Var, sizes: Sequence[Size]) -> Var:
     if missing > 0:
         x = mb.expand_dims(x=x, axes=list(range(missing))) if x.rank else mb.reshape(x=x, shape=[1] * len(sizes))
     own = get_dims(x)
-    repeats: list[Any] = [1 if _is_same_size(mine, required) else required if isinstance(mine, int) and mine == 1
+    repeats: list[Any] = [1 if is_same_size(mine, required) else required if isinstance(mine, int) and mine == 1
                           else mb.floor_div(x=required, y=mine)
                           for mine, required in zip(own, sizes, strict=True)]
     if all(isinstance(repeat, int) and repeat == 1 for repeat in repeats):
@@ -246,7 +260,8 @@ def broadcast_to(x: Var, sizes: Sequence[Size]) -> Var:
     return mb.tile(x=x, reps=to_size_vector(repeats))
 
 
-def _is_same_size(mine: Size, required: Size) -> bool:
+def is_same_size(mine: Size, required: Size) -> bool:
+    """Return whether two sizes are known to be equal: equal numbers, or the same symbol."""
     if isinstance(mine, int) and isinstance(required, int | np.integer):
         return mine == int(required)
     return isinstance(required, Var) and isinstance(mine, Var) and _get_symbol(mine) is not None \

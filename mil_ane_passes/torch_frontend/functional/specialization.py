@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+from coremltools.converters.mil.frontend.torch.utils import NUM_TO_TORCH_DTYPE
 from coremltools.converters.mil.mil import types
 
 from .attributes import get_attribute_path, hoist_attributes
@@ -92,10 +93,55 @@ def _simplify_once(graph: Any) -> None:
     torch._C._jit_pass_peephole(graph, False)
     torch._C._jit_pass_dce(graph)
     _inline_known_branches(graph)
+    _fold_dtypes(graph)
     _fold_scalars(graph)
     _count_loop_steps(graph)
     torch._C._jit_pass_constant_loop_unrolling(graph)
     torch._C._jit_pass_dce(graph)
+
+
+def _fold_dtypes(graph: Any) -> None:
+    """Replace queries of dtypes that are known: torch's own propagation knows few, and none of masks."""
+    for kind in ("prim::dtype", "aten::is_floating_point"):
+        for node in graph.findAllNodes(kind, True):
+            dtype = _infer_dtype(next(node.inputs()))
+            if dtype is not None:
+                with graph.insert_point_guard(node):
+                    node.output().replaceAllUsesWith(graph.insertConstant(
+                        dtype if kind == "prim::dtype" else dtype.is_floating_point))
+
+
+def _infer_dtype(value: Any, depth: int = 64) -> Any:
+    """Return the torch dtype of a tensor of a script; None if it is unknown."""
+    import torch
+
+    node, kind = value.node(), value.node().kind().removeprefix("aten::").rstrip("_")
+    found = value.type().dtype() if isinstance(value.type(), torch._C.TensorType) else None
+    if found is not None or depth == 0:
+        return found
+    if kind in _COMPARISONS:
+        return torch.bool
+    if kind == "prim::If":
+        place = [each.unique() for each in node.outputs()].index(value.unique())
+        first, second = (_infer_dtype(list(block.outputs())[place], depth - 1) for block in node.blocks())
+        return first if first == second else None
+    if kind not in (*_CREATING, *_KEEPING_DTYPE):
+        return None
+    names = [argument.name for argument in torch._C.parse_schema(node.schema()).arguments]
+    given = list(node.inputs())
+    if "dtype" in names:
+        asked = given[names.index("dtype")]
+        if asked.node().kind() != "prim::Constant":
+            return None
+        if asked.toIValue() is not None:
+            return NUM_TO_TORCH_DTYPE.get(asked.toIValue())
+    if "other" in names:
+        return _infer_dtype(given[names.index("other")], depth - 1)
+    if kind in _KEEPING_DTYPE:
+        return _infer_dtype(given[0], depth - 1)
+    filled = read_constant(given[names.index("fill_value")]) if "fill_value" in names else 0.0
+    kinds = {bool: torch.bool, int: torch.int64, float: torch.get_default_dtype()}
+    return kinds.get(type(filled))
 
 
 def _fold_scalars(graph: Any) -> None:
@@ -138,6 +184,12 @@ _UNREAD_VALUES = {"IntType": 0, "FloatType": 0.0, "BoolType": False}
 "Values for numbers that `break` and early returns leave uninitialized, as branches of an `if` give values of one type."
 _LIKE_FIRST = ("aten::_transformer_encoder_layer_fwd", "aten::_native_multi_head_attention")
 "Ops for which torch propagates no sizes: their outputs have the type of their first input."
+_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "logical_not", "logical_and", "logical_or", "isnan", "isinf")
+_CREATING = ("ones", "zeros", "full", "eye")
+_KEEPING_DTYPE = ("triu", "tril", "masked_fill", "zeros_like", "ones_like", "full_like", "clone", "contiguous", "view",
+                  "reshape", "flatten", "transpose", "permute", "t", "unsqueeze", "squeeze", "expand", "repeat",
+                  "select", "slice", "flip", "roll", "detach", "to")
+"Ops whose result has the dtype of the first operand, unless they have an argument `dtype` or `other`."
 _DIVISIONS = ("aten::floordiv", "aten::__round_to_zero_floordiv", "aten::remainder")
 _FOLDABLE_OPS: dict[str, Callable[..., Any]] = {
     "aten::eq": operator.eq, "aten::ne": operator.ne, "aten::lt": operator.lt, "aten::le": operator.le,

@@ -2,7 +2,7 @@
 
 coremltools divides the symbol, or passes a computed size to MIL's split. A chunk has ceil(size / chunks) elements, the
 last one the rest; a slice with ends computed from the size is equivalent. The number of pieces of `split` is the number
-that the trace unpacks. Constant sizes are left to coremltools.
+that the trace unpacks. Constant sizes are left to coremltools, except those of a single piece, which it rejects.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from ..lowering import bind_arguments, get_dims, is_constant, normalize_axis, to
 from ..probes import find_fault
 
 PATCH = Patch(code="TORCH115",
-              title="`chunk` and `split` along a flexible axis are rejected", upstream=("none known",))
+              title="`chunk` and `split` along a flexible axis, and `split` into one piece are rejected",
+              upstream=("none known",))
 
 
 @PATCH.probe
@@ -66,6 +67,10 @@ def split(context: Any, node: Any) -> None:
                             else "self split_sizes dim=0")
     x, sizes = to_tensor(inputs.self), inputs.split_size if hasattr(inputs, "split_size") else inputs.split_sizes
     axis = normalize_axis(to_python(inputs.dim, node, "dim"), x.rank)
+    if _has_known_size(x, axis) and is_constant(sizes) and np.ndim(
+            one := to_python(sizes, node, "split_size")) == 0 and 0 < x.shape[axis] <= one:
+        context.add([mb.identity(x=x, name=f"{node.name}_0")], node.name)
+        return
     if _has_known_size(x, axis) and not isinstance(sizes, list):
         _TORCH_OPS_REGISTRY.name_to_func_mapping[node.kind.removeprefix("unsafe_")](context, node)
         return

@@ -3,12 +3,11 @@
 A maximum over a window is computed along each axis in turn: the maximum of as many strided slices as the kernel is
 long, of the tensor padded with -inf. A sum over a window is the average, padding included, times the window's size.
 With ceil_mode and a stride above the kernel the last window may begin after the input: PyTorch drops it, MIL counts it.
-Images without a batch get one for the pool.
+Images without a batch get one for the pool. A pool over a whole flexible image is a reduction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,16 @@ from coremltools.converters.mil.mil import Var, types
 from ...passes.severity import Severity
 from ..contract import Patch
 from ..errors import NotConverted
-from ..lowering import add_result, bind_arguments, name_result, to_python
+from ..lowering import (
+    add_result,
+    bind_arguments,
+    get_dims,
+    is_constant,
+    is_same_size,
+    lower_without_batch,
+    name_result,
+    to_python,
+)
 from ..probes import find_fault
 
 PATCH = Patch(code="TORCH128", severity=Severity.WRONG,
@@ -41,9 +49,13 @@ def probe() -> str | None:
           "max_pool3d_with_indices")
 def max_pool(context: Any, node: Any) -> None:
     """Lower max_pool2d(self, kernel_size, stride=kernel_size, padding=0, dilation=1, ceil_mode=False)."""
-    if _convert_without_batch(context, node, max_pool):
+    if _has_no_batch(context, node):
+        lower_without_batch(context, node, max_pool)
         return
     inputs = bind_arguments(context, node, "self kernel_size stride=None padding=0 dilation=1 ceil_mode=False")
+    if _covers_image(inputs, node):
+        _add_maxima(context, node, mb.reduce_max(x=inputs.self, axes=_list_axes(node), keep_dims=True))
+        return
     count = int(node.kind.removeprefix("max_pool")[0])
     dilation = _read_per_axis(inputs.dilation, node, "dilation", count)
     if all(step == 1 for step in dilation) and len(node.inputs) > 2 and len(node.outputs) == 1:
@@ -100,7 +112,8 @@ def avg_pool(context: Any, node: Any) -> None:
     """Lower avg_pool2d(self, kernel_size, stride, padding=0, ceil_mode=False, count_include_pad=True,
     divisor_override).
     """
-    if _convert_without_batch(context, node, avg_pool):
+    if _has_no_batch(context, node):
+        lower_without_batch(context, node, avg_pool)
         return
     inputs = bind_arguments(
         context,
@@ -108,6 +121,10 @@ def avg_pool(context: Any, node: Any) -> None:
         "self kernel_size stride=None padding=0 ceil_mode=False count_include_pad=True divisor_override=None",
     )
     count = int(node.kind.removeprefix("avg_pool")[0])
+    if _covers_image(inputs, node) and inputs.divisor_override is None:
+        add_result(context, node, mb.reduce_mean(x=inputs.self, axes=_list_axes(node), keep_dims=True,
+                                                 name=node.name))
+        return
     divisor = to_python(inputs.divisor_override, node, "divisor_override")
     if divisor is None:
         _convert_as_coremltools(context, node, inputs, count)
@@ -122,20 +139,22 @@ def avg_pool(context: Any, node: Any) -> None:
     add_result(context, node, mb.mul(x=average, y=np.float32(np.prod(kernel) / divisor), name=node.name))
 
 
-def _convert_without_batch(context: Any, node: Any, lower: Callable[[Any, Any], None]) -> bool:
-    """Convert a pool of (C, *sizes) as that of (1, C, *sizes), which MIL asks for; false if there is a batch."""
-    source, x = node.inputs[0], context[node.inputs[0]]
-    if x.rank != int(node.kind.split("_pool")[1][0]) + 1:
+def _list_axes(node: Any) -> list[int]:
+    return list(range(-int(node.kind.split("_pool")[1][0]), 0))
+
+
+def _has_no_batch(context: Any, node: Any) -> bool:
+    return bool(context[node.inputs[0]].rank == int(node.kind.split("_pool")[1][0]) + 1)
+
+
+def _covers_image(inputs: Any, node: Any) -> bool:
+    """Return whether the kernel, which the model computes, has the sizes of the image."""
+    kernel, image = inputs.kernel_size, get_dims(inputs.self)[-int(node.kind.split("_pool")[1][0]):]
+    if is_constant(kernel) or not isinstance(kernel, list) or len(kernel) != len(image):
         return False
-    context.add(mb.expand_dims(x=x, axes=[0]), torch_name=source, override=True)
-    lower(context, node)
-    context.add(x, torch_name=source, override=True)
-    batched = context[node.outputs[0]]
-    if isinstance(batched, tuple):
-        context.add((mb.squeeze(x=batched[0], axes=[0]), *batched[1:]), torch_name=node.outputs[0], override=True)
-    else:
-        context.add(mb.squeeze(x=batched, axes=[0]), torch_name=node.outputs[0], override=True)
-    return True
+    padding = to_python(inputs.padding, node, "padding")
+    return not np.any(padding) and all(map(is_same_size, image, (
+        size.val.item() if isinstance(size, Var) and size.val is not None else size for size in kernel)))
 
 
 def _convert_as_coremltools(context: Any, node: Any, given: Any, count: int) -> None:

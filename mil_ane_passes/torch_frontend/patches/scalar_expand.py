@@ -3,7 +3,8 @@
 coremltools concatenates the sizes, which fails without any ("Concat got 0 values"), also for `expand_as` of two tensors
 of rank 0. A view of one element with no dimensions silently keeps those of its operand, so that later ops broadcast to
 other shapes. A traced `flatten` of rank 0 is rejected, and `broadcast_to` is not implemented. A constant of several
-dimensions that is squeezed to none keeps one ("Types should have zero-rank ndarray input").
+dimensions that is squeezed to none keeps one ("Types should have zero-rank ndarray input"), and an element of a
+constant bool or fp16 tensor is rejected ("Unable to convert type bool").
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 from coremltools.converters.mil.frontend.torch import ops
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
+from coremltools.converters.mil.mil.ops.defs._utils import solve_slice_by_index_slice
 
 from ...passes.severity import Severity
 from ..contract import Patch
@@ -68,6 +70,19 @@ def infer_squeezed_value(host: Callable[..., Any], squeeze: Any) -> Any:
     if x is None or np.squeeze(x, axis=axes).ndim:
         return host(squeeze)
     return x.reshape(-1)[0]
+
+
+@PATCH.replace_function("coremltools.converters.mil.mil.ops.defs.iOS15.tensor_transformation",
+                        "slice_by_index.value_inference")
+def infer_sliced_value(host: Callable[..., Any], read: Any) -> Any:
+    """Infer the value of a slice of a constant, which is a number if all dimensions are squeezed."""
+    x = read.x.val
+    bounds = [None if each is None else each.val for each in (
+        read.begin, read.end, read.stride, read.begin_mask, read.end_mask, read.squeeze_mask)]
+    if x is None or x.dtype not in (np.bool_, np.float16) or bounds[0] is None or bounds[1] is None or (
+            bounds[-1] is None or not all(bounds[-1])):
+        return host(read)
+    return x[solve_slice_by_index_slice(x.shape, *bounds)].reshape(-1)[0]
 
 
 @PATCH.op("flatten")

@@ -274,6 +274,51 @@ def test_a_scripted_encoder_layer_under_a_mask(heads, mask):
     np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
+class Masked(nn.Module):
+    """Attention under a mask that the script makes: torch asks for the dtype of the mask."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.attention = nn.MultiheadAttention(12, 2, batch_first=True)
+        self.layer = nn.TransformerEncoderLayer(12, 3, 24, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.kind == "bool":
+            mask = torch.ones(5, 5, dtype=torch.bool).triu(1)
+            return self.attention(x, x, x, attn_mask=mask, need_weights=False)[0]
+        if self.kind == "float":
+            return self.layer(x, src_mask=torch.full((5, 5), -1e4).triu(1))
+        return self.layer(x, src_key_padding_mask=x[..., 0] > 1.5)
+
+
+@pytest.mark.parametrize("kind", ["bool", "float", "compared"])
+def test_scripted_attention_under_a_mask_of_the_script(kind):
+    module, x = scripted(lambda: Masked(kind)), torch.randn(2, 5, 12)
+    x[0, 3:, 0] = 2.0
+    (found,) = outputs(converted(module, x), [x])
+    np.testing.assert_allclose(found, module(x).detach().numpy(), atol=1e-4)
+
+
+class AsksForDtypes(nn.Module):
+    """Dtypes of results of many ops, each of which decides a branch."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        places = torch.full((3, 4), 2)
+        if places.tril().dtype == torch.int64 and not torch.zeros(2, dtype=torch.int32).is_floating_point():
+            x = x + 1
+        if torch.ones(2).flip(0).dtype != torch.float32 or torch.zeros_like(x > 0).dtype != torch.bool:
+            raise ValueError("another dtype")
+        if torch.zeros_like(x > 0, dtype=torch.float32).is_floating_point() and x.to(places).dtype == torch.int64:
+            x = x * 2
+        return x
+
+
+def test_dtypes_of_results_decide_branches():
+    (found,) = outputs(converted(scripted(AsksForDtypes), X3), [X3])
+    np.testing.assert_allclose(found, (X3.numpy() + 1) * 2, rtol=1e-6)
+
+
 def test_the_users_module_stays_as_it_is():
     module = scripted(Attributes)
     converted(module, X3)

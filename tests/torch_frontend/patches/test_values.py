@@ -593,6 +593,23 @@ def pooling_without_a_batch(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
 add_case("pooling without a batch", pooling_without_a_batch, POOLING_X)
 
 
+# Generalized mean pooling, as of embeddings of images.
+def pooling_of_the_whole_image(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    size, one = (x.size(-2), x.size(-1)), x[0]
+    return (F.avg_pool2d(x.clamp(min=1e-6).pow(3.0), size).pow(1 / 3.0), F.max_pool2d(x, (x.shape[2], x.shape[3])),
+            F.avg_pool2d(one, (one.size(-2), one.size(-1))), F.max_pool2d(x, size, stride=1))
+
+
+for axes in ([2], [2, 3], []):
+    add_case(f"pooling of the whole image, flexible {axes}", pooling_of_the_whole_image, POOLING_X, flexible=axes,
+             frontends=("trace",) if axes else TRACE_AND_EXPORT,
+             at=[(torch.randn(2, 3, 5 if axes else 9, 11 if 3 in axes else 8),)])
+add_refused("pooling by a computed window that is smaller is refused", "'kernel_size' is computed by the model",
+            lambda x: F.avg_pool2d(x, (x.size(-2) // 2, x.size(-1))), POOLING_X, flexible=[2])
+add_refused("pooling the image with padding is refused", "'kernel_size' is computed by the model",
+            lambda x: F.max_pool2d(x, (x.size(-2), x.size(-1)), padding=1), POOLING_X, flexible=[2])
+
+
 add_refused("pooling a divisor with ceil mode is refused", "divisor_override with ceil_mode",
     lambda x: F.avg_pool2d(x, 2, ceil_mode=True, divisor_override=3), POOLING_X)
 
@@ -824,6 +841,21 @@ add_case("scalar expand a constant of several dimensions",
     lambda x: (x * torch.tensor([[2.0]]).view(()), x + torch.tensor([[[3]]]).squeeze(),
                x - torch.ones(1, 1).reshape([])),
     torch.randn(2, 3), frontends=TRACE_AND_EXPORT)
+
+
+KEPT = torch.tensor([[True, False], [False, True], [True, True]])
+
+
+@case(SCALAR_EXPAND_X, frontends=FRONTENDS)
+def scalar_expand_an_element_of_a_constant(x: torch.Tensor):
+    return (x.masked_fill(KEPT.clone()[0, 1], 2.0), x * (torch.arange(3) == 1)[1], x * KEPT[:, 0].clone().unbind(0)[1],
+            x * torch.tensor([0.5, 2.0], dtype=torch.float16)[1].to(x.dtype))
+
+
+@case(SCALAR_EXPAND_X, frontends=FRONTENDS)
+def flexible_splits_of_one_piece(x: torch.Tensor):
+    parts = x.split(4, 0)
+    return torch.cat([torch.relu(part) for part in parts], 0), x.split(3, dim=1)[0], x.split(2, dim=1)[1]
 
 
 @case(SCALAR_EXPAND_X, frontends=TRACE_AND_EXPORT)

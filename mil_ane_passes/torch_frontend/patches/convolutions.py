@@ -1,5 +1,7 @@
-"""Transposed convolutions with more `output_padding` than `padding` on an axis, and all with `output_padding` in 3-D.
+"""Convolutions of values without a batch, with a computed bias, and with any `output_padding`.
 
+An exported convolution of (C, L) keeps these axes, where a trace adds a batch: coremltools rejects it, or reads C as
+the batch. It cannot infer the type of a transposed convolution with a computed bias, which here is added afterwards.
 torch extends the output by `output_padding` at the end and crops `padding` from both ends. coremltools pads the input
 by the difference instead, which adds a stride for each element: the output is silently too large. Without any padding,
 and in 3-D, it is rejected. Here the input is padded until the output is long enough, and the output is cropped.
@@ -7,20 +9,33 @@ and in 3-D, it is rejected. Here the input is padded until the output is long en
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
 from coremltools.converters.mil.frontend.torch import ops
+from coremltools.converters.mil.frontend.torch.utils import TorchFrontend
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var
 
 from ...passes.severity import Severity
 from ..contract import Patch
-from ..lowering import add_result, bind_arguments, cast_to, is_constant, name_result, promote_operands, to_python
+from ..lowering import (
+    add_result,
+    bind_arguments,
+    cast_to,
+    is_constant,
+    lower_without_batch,
+    name_result,
+    promote_operands,
+    to_python,
+)
 from ..probes import find_fault
 
 PATCH = Patch(code="TORCH173", severity=Severity.WRONG,
-              title="`output_padding` above `padding` makes transposed convolutions too large, or is rejected",
+              title="`output_padding` above `padding` makes transposed convolutions too large, or is rejected; "
+                    "exported convolutions without a batch and computed biases of transposed ones are rejected or wrong, "
+                    "scripted transposed ones are not implemented",
               upstream=("none known",))
 
 _GENERAL = "input weight bias stride padding dilation transposed output_padding groups"
@@ -38,11 +53,28 @@ def probe() -> str | None:
     return find_fault(model, torch.ones(1, 1, 3, 4))
 
 
-@PATCH.op("_convolution", "convolution", "conv_transpose1d", "conv_transpose2d.input", "conv_transpose3d.input")
+@PATCH.op("conv1d", "conv2d", "conv3d", "conv1d.padding", "conv2d.padding", "conv3d.padding")
+def plain_convolution(context: Any, node: Any) -> None:
+    """Lower conv1d to conv3d of exported programs and scripts."""
+    inputs = bind_arguments(context, node, "input weight")
+    if inputs.input.rank == inputs.weight.rank - 1:
+        lower_without_batch(context, node, plain_convolution)
+        return
+    ops._convolution(context, node)
+
+
+@PATCH.op("_convolution", "convolution", "conv_transpose1d", "conv_transpose2d", "conv_transpose2d.input",
+          "conv_transpose3d", "conv_transpose3d.input")
 def convolution(context: Any, node: Any) -> None:
     """Lower convolution(..., transposed, output_padding, groups) and conv_transpose1d to 3d."""
     transposed = node.kind.startswith("conv_transpose")
     inputs = bind_arguments(context, node, _TRANSPOSED if transposed else _GENERAL)
+    if inputs.input.rank == inputs.weight.rank - 1:
+        lower_without_batch(context, node, convolution)
+        return
+    if not is_constant(inputs.bias) and (transposed or to_python(inputs.transposed, node, "transposed")):
+        _add_bias_afterwards(context, node, inputs.bias)
+        return
     constants = (inputs.weight, inputs.bias, inputs.stride, inputs.padding, inputs.output_padding)
     if (not transposed and not to_python(inputs.transposed, node, "transposed")
             or inputs.input.rank != inputs.weight.rank or not all(map(is_constant, constants))):
@@ -64,6 +96,20 @@ def convolution(context: Any, node: Any) -> None:
     full = mb.conv_transpose(x=x, weight=weight, strides=strides, dilations=dilations, pad_type="valid",
                              groups=int(to_python(inputs.groups, node, "groups")), **bias)
     add_result(context, node, name_result(_crop_spatial_axes(full, pads, pads - added + strides * longer), node))
+
+
+def _add_bias_afterwards(context: Any, node: Any, bias: Var) -> None:
+    plain = copy.copy(node)
+    plain.inputs = [None if place == 2 else name for place, name in enumerate(node.inputs)]
+    plain.kwinputs = {name: value for name, value in (node.kwinputs or {}).items() if name != "bias"}
+    if context.frontend == TorchFrontend.TORCHSCRIPT:
+        unset = f"{node.name}_no_bias"
+        context.add(None, torch_name=unset)
+        plain.inputs = [unset if name is None else name for name in plain.inputs]
+    convolution(context, plain)
+    y = context[node.name]
+    added = cast_to(mb.expand_dims(x=bias, axes=list(range(1, y.rank - 1))), y.dtype)
+    context.add(mb.add(x=y, y=added), torch_name=node.name, override=True)
 
 
 def _crop_spatial_axes(x: Var, before: Any, after: Any) -> Var:
