@@ -174,7 +174,7 @@ def test_masks_that_hide_too_little_are_found(monkeypatch, size):
     program = program_of(body)
     monkeypatch.setattr("mil_ane_passes.transforms.encoder.MASKED", size)
     draft, = apply(program, AddMasks())
-    assert compare_across_interfaces(program, [draft]).equal == (size < -1e4)
+    assert compare_across_interfaces(program, [draft], seeds=6).equal == (size < -1e4)
 
 
 @pytest.mark.parametrize("body", [
