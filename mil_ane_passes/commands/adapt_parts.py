@@ -53,7 +53,8 @@ def emit_drafts(drafts: Sequence[Draft], folder: Path) -> list[Path]:
         path = folder / f"transformed_{draft.part}.mlpackage"
         paths.append(path)
         extra = format_debug_handles(draft.package.path, draft.program)
-        outputs.append(PackageOutput(draft.package.layout, draft.package.files, model, path, plan, extra))
+        outputs.append(PackageOutput(draft.package.layout, draft.package.files, model, path, plan, extra,
+                                     draft.program))
     write_models(outputs, overwrite=True, link=False, ahead=None)
     return paths
 

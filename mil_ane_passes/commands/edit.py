@@ -379,7 +379,8 @@ def _write_drafts(
         model, plan = draft.emit()
         path = Path(os.path.abspath(build_part_path(target, draft.part)))
         extra = format_debug_handles(draft.package.path, draft.program)
-        outputs.append(PackageOutput(draft.package.layout, draft.package.files, model, path, plan, extra))
+        outputs.append(PackageOutput(draft.package.layout, draft.package.files, model, path, plan, extra,
+                                     draft.program if options.verify else None))
     write_models(outputs, overwrite=options.overwrite, link=options.link, ahead=ahead, files=files)
     return [os.fspath(build_part_path(target, draft.part)) for draft in drafts]
 

@@ -10,9 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from ..utils.errors import InputError
+import numpy as np
+from coremltools.converters.mil.mil import Block, Operation, Program, Var
+
+from ..ir.constants import get_blob_ref
+from ..ir.query import is_const, iterate_nested_ops, plain_type
+from ..utils.errors import AnePassesError, InputError
 from ..utils.locking import synchronized
-from ..utils.text_format import add_article
+from ..utils.text_format import add_article, escape_text
 from .blob_refs import find_refs, move_refs
 from .blobs import Blob, WeightFiles
 from .contents import list_contents
@@ -22,7 +27,8 @@ from .destination import check_destination, check_file_destination
 from .file_clone import clone_file
 from .files import copy_file, copy_mode, link_file, sync_path
 from .manifest import Layout
-from .model import Package
+from .model import Package, load
+from .origin import get_file_inputs
 from .staging import REPLACED, Staging
 from .swap import exchange_paths, move_to_free_path
 from .weight_plan import NewBlob, WeightPlan, find_live_blobs, plan_blob_moves
@@ -40,7 +46,7 @@ Writer = Callable[[Path], None]
 @synchronized
 def save(
     package: Package, path: str | os.PathLike[str], *, overwrite: bool = False, link: bool = False,
-    interface: bool = False, ahead: CopyAhead | None = None,
+    interface: bool = False, ahead: CopyAhead | None = None, read_back: bool = False,
 ) -> None:
     """Write `package` to `path`: every byte as in the source, except for what changed in the program.
 
@@ -48,7 +54,8 @@ def save(
     `overwrite`, an existing package is exchanged for the new one in one step. With `link`, unchanged files that cannot
     be cloned become hard links: the two packages then share them, so never edit either in place. With `interface`,
     functions, inputs, outputs and states that were added, removed or changed are written to the model and described.
-    `ahead` holds copies of the source's large files that were started earlier.
+    `ahead` holds copies of the source's large files that were started earlier. With `read_back`, the package is read
+    again before it appears, and compared with the program.
 
     Raises InputError if `path` exists (without `overwrite`), if it is the source, in it or contains it, if the source
     changed on disk after it was loaded, if the interface changed (without `interface`), or if writing fails; RuleError
@@ -66,7 +73,8 @@ def save(
     model, plan = package.emit(interface=interface)
     changed = plan if model != package.raw else None
     extra = {} if changed is None else format_debug_handles(package.path, package.program)
-    output = PackageOutput(package.layout, package.files, model, target, changed, extra)
+    output = PackageOutput(package.layout, package.files, model, target, changed, extra,
+                           package.program if read_back and changed is not None else None)
     write_models([output], overwrite=overwrite, link=link, ahead=ahead)
 
 
@@ -128,7 +136,8 @@ class PackageOutput:
 
     `plan` lists the new blobs; without a plan the weights are copied as they are. With a plan, blobs that `model` does
     not refer to are dropped from each weight file of which they are more than the fraction `plan.dead_limit`. `extra`
-    maps the paths (in the package) of other changed files to their contents.
+    maps the paths (in the package) of other changed files to their contents. If `program` is given, the staged package
+    is read again and must contain it: a check of the program in memory then holds for the package.
     """
 
     layout: Layout
@@ -137,6 +146,7 @@ class PackageOutput:
     target: Path
     plan: WeightPlan | None = None
     extra: Mapping[Path, bytes] = field(default_factory=dict)
+    program: Program | None = None
 
 
 @dataclass(frozen=True)
@@ -185,6 +195,8 @@ def write_models(
                 writers |= {path: partial(_write_bytes, data) for path, data in each.extra.items()}
                 stagings.append(stack.enter_context(Staging(each.target)))
                 _fill_staged_folder(each.layout.root, stagings[-1].folder / _NEW_NAME, writers, ahead, link)
+                if each.program is not None:
+                    _check_contents(each.program, stagings[-1].folder / _NEW_NAME, each.target)
         for each in outputs:
             with convert_write_errors(each.target):
                 each.files.check_unchanged()  # else the copied files could be of two different states of the source
@@ -198,6 +210,59 @@ def write_models(
             undo.pop_all()
     for target in (*(file.staging.target for file in files), *(each.target for each in outputs)):
         _sync_parent_folder(target)
+
+
+def _check_contents(program: Program, staged: Path, target: Path) -> None:
+    """Raise AnePassesError if the package at `staged` does not contain the program: its ops, operands and constants.
+
+    Names may differ, as new ones are written without special characters. Constants that are still at their place in the
+    weight file of the source are not read.
+    """
+    written = load(staged).program
+    for name, function in program.functions.items():
+        faults = _list_differing_ops(function, written.functions[name]) if name in written.functions else [name]
+        if faults:
+            raise AnePassesError(
+                f"{target}: not written, as its program would differ from the one in memory, in function "
+                f"{escape_text(name)!r}, at {escape_text(faults[0])!r}; this is an error of this package: please report it")
+
+
+def _list_differing_ops(function: Block, other: Block) -> list[str]:
+    """List the names of ops whose type, operands or constants differ from those of the op at the same place."""
+    ops, others = ([op for op in iterate_nested_ops(each) if op.op_type != "const"] for each in (function, other))
+    if len(ops) != len(others):
+        return [f"{len(others)} ops in place of {len(ops)}"]
+    alike = dict(zip(function.inputs.values(), other.inputs.values()))
+    for op, found in zip(ops, others):
+        if len(op.outputs) == len(found.outputs) and len(op.blocks) == len(found.blocks):
+            alike.update(zip(op.outputs, found.outputs))
+            for inner, same in zip(op.blocks, found.blocks):
+                alike.update(zip(inner.inputs, same.inputs))
+    pairs = [*zip(ops, others)]
+    faults = [op.name for op, found in pairs if not _is_written_alike(op, found, alike)]
+    blocks = [(function, other), *(pair for op, found in pairs for pair in zip(op.blocks, found.blocks))]
+    faults += [var.name for block, same in blocks for var, read in zip(block.outputs, same.outputs)
+               if not _is_same_operand(var, read, alike)]
+    return faults
+
+
+def _is_written_alike(op: Operation, other: Operation, alike: Mapping[Var, Var]) -> bool:
+    inputs, others = (get_file_inputs(each) for each in (op, other))
+    return plain_type(op) == plain_type(other) and len(op.outputs) == len(other.outputs) and all(
+        len(others.get(param, ())) == len(read) and all(
+            _is_same_operand(var, found, alike) for var, found in zip(read, others[param]))
+        for param, read in inputs.items())
+
+
+def _is_same_operand(var: Var, other: Var, alike: Mapping[Var, Var]) -> bool:
+    if not is_const(var) or not is_const(other):
+        return alike.get(var) is other
+    place, at = get_blob_ref(var), get_blob_ref(other)
+    if place is not None and at is not None and (place.name, place.offset) == (at.name, at.offset):
+        return True
+    held, read = (np.asarray(each.val) for each in (var, other))
+    return held.dtype == read.dtype and held.shape == read.shape and (
+        held.tobytes() == read.tobytes() if held.dtype != object else bool(np.all(held == read)))
 
 
 def _undo_publish(staging: Staging) -> None:

@@ -15,7 +15,7 @@ from coremltools.converters.mil.mil import Builder as mb
 from mil_ane_passes.commands.edit import edit
 from mil_ane_passes.package import check_destination, load, package_writer, save
 from mil_ane_passes.package.program_reader import ProgramReader
-from mil_ane_passes.utils.errors import InputError, RuleError
+from mil_ane_passes.utils.errors import AnePassesError, InputError, RuleError
 
 from .helpers import WEIGHTS, make, normal, op_named, replace, tree
 
@@ -29,6 +29,52 @@ def edited(source):
 
 def snapshot(folder):
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+def share_new_blobs_of_one_size(monkeypatch):
+    monkeypatch.setattr("mil_ane_passes.package.weight_plan._compute_digest", lambda value: b"")
+
+
+def share_blobs_of_equal_starts(monkeypatch):
+    monkeypatch.setattr("mil_ane_passes.package.weight_plan._is_equal_to_blob", lambda file, blob, value: True)
+
+
+def write_another_op(monkeypatch):
+    emit = package_writer.Package.emit
+
+    def emit_another(package, **how):
+        model, plan = emit(package, **how)
+        return model.replace(b"exp", b"cos"), plan
+
+    monkeypatch.setattr(package_writer.Package, "emit", emit_another)
+
+
+@pytest.mark.parametrize("plant", [None, share_new_blobs_of_one_size, share_blobs_of_equal_starts, write_another_op])
+def test_a_verified_package_is_read_again_before_it_appears(plant, tmp_path, monkeypatch):
+    """Faults of the writer are not seen in the program in memory, which is what a check compares."""
+    weight = normal(64, 64)
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 64))], opset_version=ct.target.iOS17)
+    def program(x):
+        first, other = mb.exp(x=x, name="first"), mb.sin(x=x, name="other")
+        return mb.linear(x=mb.sub(x=first, y=other), weight=weight, name="out")
+
+    source = make(tmp_path / "source.mlpackage", program, ct.target.iOS17, pass_pipeline=ct.PassPipeline.EMPTY)
+    package = load(source)
+    linear, = package.program.functions["main"].find_ops(op_type="linear")
+    changed = weight.copy()
+    changed[-1] += 1  # the start is that of the weight in the file
+    replace(linear, lambda: mb.add(x=mb.linear(x=linear.x, weight=changed), y=mb.linear(x=linear.x, weight=2 * weight)),
+            name="out")
+    if plant is not None:
+        plant(monkeypatch)
+        with pytest.raises(AnePassesError, match="not written, as its program would differ from the one in memory, in "
+                                                 "function 'main', at '.*'; .*please report it"):
+            save(package, tmp_path / "out.mlpackage", read_back=True)
+        assert snapshot(tmp_path) == snapshot(source.parent) and not (tmp_path / "out.mlpackage").exists()
+        return
+    save(package, tmp_path / "out.mlpackage", read_back=True)
+    assert load(tmp_path / "out.mlpackage").functions == ("main",)
 
 
 def test_existing_path_needs_overwrite(source, tmp_path):

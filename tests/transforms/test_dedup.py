@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 import mil_ane_passes as ane
 from mil_ane_passes.commands.main import main
+from mil_ane_passes.package import duplicates
 from mil_ane_passes.package.blob_refs import find_refs
 from mil_ane_passes.package.blobs import WeightFiles
 from mil_ane_passes.package.duplicates import find_duplicates
@@ -55,6 +56,18 @@ def deduped(source: Path, target: Path) -> ane.EditReport:
     report = ane.edit(source, target, dedup_weights=True)
     assert sorted(map(repr, facts(host_program(target)))) == sorted(map(repr, facts(host_program(source))))
     return report
+
+
+def test_a_wrong_redirection_is_found(tmp_path, monkeypatch):
+    """Redirections take effect in the file alone, which is read again."""
+    source = twins(tmp_path / "source.mlpackage", same=False)
+    assert ane.edit(source, tmp_path / "out.mlpackage", dedup_weights=True, verify=True).status == "written"
+    for name in ("read_prefix", "compute_digest"):
+        monkeypatch.setattr(duplicates._BlobReaders, name, lambda self, ref: b"same")
+    monkeypatch.setattr(duplicates._BlobReaders, "select_equal", lambda self, refs: refs)
+    with pytest.raises(ane.AnePassesError, match="not written, as its program would differ from the one in memory"):
+        ane.edit(source, tmp_path / "wrong.mlpackage", dedup_weights=True, verify=True)
+    assert not (tmp_path / "wrong.mlpackage").exists()
 
 
 def test_equal_bytes_are_kept_once_whatever_their_shape(tmp_path):
