@@ -331,7 +331,8 @@ def write_result(
         _apply_in_place(plan, before, options.dst, outcome.rules)
         report.package = options.dst
     if path is not None:
-        save(report.package, path, overwrite=options.overwrite, link=options.link, ahead=ahead, read_back=options.verify)
+        save(report.package, path, overwrite=options.overwrite, link=options.link, ahead=ahead,
+             read_back=options.verify)
         report.weight_bytes_after = sum(file.stat().st_size for file in path.rglob("*.bin"))
     report.status = "unchanged" if not report.changed else ("written" if path is not None else "in memory")
 

@@ -249,7 +249,8 @@ class BlockReader:
     def _publish_var(self, var: Var, name: str) -> None:
         if name in self._own:
             raise InputError(
-                f"{self._where}: two values of one block are called {name!r}; expected different names; {_REMEDY}"
+                f"{self._where}: two values of one block are called {name!r}; expected different names; {_REMEDY}, or, "
+                "if coremltools' save_multifunction made it, give the constants of its programs names"
             )
         var.name = name
         self._own[name] = var

@@ -224,7 +224,8 @@ def _check_contents(program: Program, staged: Path, target: Path) -> None:
         if faults:
             raise AnePassesError(
                 f"{target}: not written, as its program would differ from the one in memory, in function "
-                f"{escape_text(name)!r}, at {escape_text(faults[0])!r}; this is an error of this package: please report it")
+                f"{escape_text(name)!r}, at {escape_text(faults[0])!r}; this is an error of mil-ane-passes: please "
+                "report it")
 
 
 def _list_differing_ops(function: Block, other: Block) -> list[str]:

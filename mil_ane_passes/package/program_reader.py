@@ -26,6 +26,7 @@ from .values import TypeReader, ValueReader
 FUNCTIONS, OPSET, SPECIALIZATIONS = 2, 2, 3
 BLOCK_INPUTS, BLOCK_OUTPUTS, OPERATIONS = 1, 2, 3
 _REMEDY = "the package is damaged: use a fresh copy"
+_MAX_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -106,9 +107,26 @@ class ProgramReader:
         results = tuple((var.name, var.sym_type) for var in function.outputs)
         described = _get_descriptions(member.spec.description, name)
         features = {each.name: each for one in described for each in (*one.input, *one.output, *one.state)}
+        if described[0].ByteSize() and (described[0] is not member.spec.description or name == (
+                described[0].defaultFunctionName or "main")):
+            self._check_described(described[0], signature, results, where)
         predicted = [name for one in described for name in (one.predictedFeatureName, one.predictedProbabilitiesName)]
         return FunctionOrigin(member, name, spec.opset, function, blocks[spec.opset], signature, results, features,
                               tuple(dict.fromkeys(filter(None, predicted))))
+
+    @staticmethod
+    def _check_described(described: Any, signature: Any, results: Any, where: str) -> None:
+        """Raise InputError if a description names other inputs and outputs than its function has."""
+        states = {name for name, kind in signature if types.is_state(kind)}
+        owned = {"input": {name for name, _ in signature} - states, "output": {name for name, _ in results}}
+        for kind, names in owned.items() if described.input or described.output else ():
+            listed = {each.name for each in getattr(described, kind)}
+            if listed != names:
+                said = sorted(listed - names) or sorted(names - listed)
+                raise InputError(
+                    f"{where}: the model's description {'lists' if listed - names else 'lacks'} the {kind} "
+                    f"{', '.join(map(repr, said[:_MAX_NAMED]))}, which the function "
+                    f"{'does not have' if listed - names else 'has'}; expected the same names in both; {_REMEDY}")
 
     @staticmethod
     def _check_names(inputs: Any, who: str) -> None:

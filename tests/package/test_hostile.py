@@ -156,7 +156,7 @@ def flat(made, values):
 
 
 REFUSED = {
-    "a value twice": (of(twice), "two values of one block are called 'y'"),
+    "a value twice": (of(twice), "two values of one block are called 'y'.* save_multifunction made it, give"),
     "a value called as an input": (of(lambda made: made.op("custom", "x", (4,), x="x")), "are called 'x'"),
     "no outputs": (of(lambda made: made.block.ClearField("outputs")), "function 'main' has no outputs; expected one"),
     "an input twice": (of(lambda made: made.input("x", 4)), "function 'main' has several inputs 'x'"),

@@ -96,6 +96,15 @@ def bad_inline(source):
     write_spec(source, spec)
 
 
+def describe(change):
+    def damage(source):
+        spec = spec_of(source)
+        change(spec.description)
+        write_spec(source, spec)
+
+    return damage
+
+
 def other_opset(source):
     spec = spec_of(source)
     spec.mlProgram.functions["main"].opset = "CoreML99"
@@ -131,6 +140,15 @@ BROKEN = {
     "pipeline": (set_kind("pipeline"), "is a pipeline .pipeline. without an ML Program: it has no parts"),
     "other": (set_kind("normalizer"), "of type normalizer"),
     "opset": (other_opset, r"function 'main' is for opset 'CoreML99' but has blocks for 'CoreML\d'; expected one"),
+    "output not described": (
+        describe(lambda d: d.ClearField("output")), "'main': the model's description lacks the output '.*', which the "
+        "function has; expected the same names in both"),
+    "output of another name": (
+        describe(lambda d: setattr(d.output[0], "name", "z")), "description lists the output 'z', which the function "
+        "does not have"),
+    "input not described": (describe(lambda d: d.ClearField("input")), "description lacks the input '.*'"),
+    "an output too many": (describe(lambda d: d.output.add(name="w")), "description lists the output 'w'"),
+    "an input too many": (describe(lambda d: d.input.add(name="w")), "description lists the input 'w'"),
     "unknown name": (rename_input, "refer to 'nowhere'"),
     "inline": (bad_inline, r"const .* inline value of \d elements; expected \d of int32"),
     "weights gone": (lambda s: (s / WEIGHTS).unlink(), "const '.*weight file .* is missing"),

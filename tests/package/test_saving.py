@@ -69,7 +69,7 @@ def test_a_verified_package_is_read_again_before_it_appears(plant, tmp_path, mon
     if plant is not None:
         plant(monkeypatch)
         with pytest.raises(AnePassesError, match="not written, as its program would differ from the one in memory, in "
-                                                 "function 'main', at '.*'; .*please report it"):
+                                                 "function 'main', at '.*'; .*please report"):
             save(package, tmp_path / "out.mlpackage", read_back=True)
         assert snapshot(tmp_path) == snapshot(source.parent) and not (tmp_path / "out.mlpackage").exists()
         return

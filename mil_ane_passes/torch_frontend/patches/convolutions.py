@@ -34,8 +34,8 @@ from ..probes import find_fault
 
 PATCH = Patch(code="TORCH173", severity=Severity.WRONG,
               title="`output_padding` above `padding` makes transposed convolutions too large, or is rejected; "
-                    "exported convolutions without a batch and computed biases of transposed ones are rejected or wrong, "
-                    "scripted transposed ones are not implemented",
+                    "exported ones without a batch and computed biases are rejected or wrong, and scripted "
+                    "`ConvTranspose2d` is not implemented",
               upstream=("none known",))
 
 _GENERAL = "input weight bias stride padding dilation transposed output_padding groups"
