@@ -130,7 +130,7 @@ class OpInputs:
         """Return the stored value of a constant input without a copy, for ops that use only a part of it; else None."""
         var = self.var(name)
         known = var is not None and var.op is not None and var.op.op_type == "const"
-        if not known:
+        if not known or id(var) in self.machine.env:  # the run replaces it by another value
             return None
         held = get_typed_value(var)
         value = np.asarray(held.read() if isinstance(held, LazyValue) else var.val)

@@ -336,3 +336,15 @@ def test_an_op_that_cannot_be_computed_is_named() -> None:
     made = program(lambda x, y: mb.add(x=x, y=y, name="sum"), feeds, shapes={"x": (symbol,), "y": (other,)})
     with pytest.raises(InputError, match=r"add 'sum': cannot be computed on these operands: .*size"):
         Runtime(made)({"x": draw(0, 4), "y": draw(1, 3)})
+
+
+@pytest.mark.parametrize("axis", [0, -2])
+def test_rows_of_a_replaced_constant_are_those_of_the_other(axis: int) -> None:
+    """A lookup along axis 0 reads rows from the stored table, but not if a run replaces the table or limits it."""
+    table, places = np.triu(np.full((8, 4), -np.inf, np.float16), 1), np.int32([0, 3, 1])
+    made = program(lambda x: mb.gather(x=mb.const(val=table, name="table"), indices=x, axis=axis, name="y"),
+                   {"x": places})
+    np.testing.assert_array_equal(Runtime(made)({"x": places})["y"], table[places])
+    replaced = Runtime(made, constants={"table": np.full((8, 4), 2.0)})
+    np.testing.assert_array_equal(replaced({"x": places})["y"], np.full((3, 4), 2.0))
+    assert np.isfinite(Runtime(made, finite_constants=True)({"x": places})["y"]).all()

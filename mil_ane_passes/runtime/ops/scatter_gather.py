@@ -124,7 +124,7 @@ def gather(op: Any, ins: Any) -> torch.Tensor:
     if table is not None and table.ndim and axis == 0 and batch_dims == 0:
         # Only the requested rows of a mapped table are read and converted.
         indices = _wrap_indices(ins["indices"], table.shape[0], ins)
-        rows = ins.machine.precision.tensor(table[indices.reshape(-1).numpy()])
+        rows = ins.machine.precision.constant(table[indices.reshape(-1).numpy()])
         return rows.reshape((*indices.shape, *table.shape[1:]))
     return _gather_on_axis(ins["x"], ins["indices"], axis, batch_dims, ins)
 
