@@ -28,8 +28,8 @@ pytestmark = pytest.mark.slow
 DTYPES = {torch.float32: np.float32, torch.int64: np.int32, torch.bool: np.float32}
 PARTS = 16
 "Tests into which the ops are divided: torch's module takes seconds to import, so the names are not known before."
-SAMPLES = 2
-"Samples of each op and dtype, spread over all that torch has."
+SAMPLES = 1
+"Samples of each variant of an op and dtype."
 UNDEFINED = {
     "kthvalue", "nn.functional.rrelu", "new_empty", "new_empty_strided", "empty_like", "randn_like", "rand_like",
     "normal", "bernoulli", "multinomial", "nn.functional.rms_norm",
@@ -40,6 +40,9 @@ FINITE = {"log", "log2", "log10", "rsqrt", "xlogy", "special.xlog1py", "logit", 
 "Ops that Core ML computes with an epsilon or in fewer bits: infinity and numbers beyond float32 are finite there."
 NARROW = {"byte", "char", "short", "half", "bfloat16", "to"}
 "Casts to types that saturate in Core ML, see `evidence cast`, or that a program in fp32 does not round to."
+
+ONE_FEED = {"remainder", "fmod", "floor_divide", "__rmod__", "div", "scatter", "scatter_reduce"}
+"Ops that raise an error for a drawn 0, or whose sums of bools are bools, which no input of Core ML is."
 
 
 def list_ops() -> dict[str, list[Any]]:
@@ -137,7 +140,7 @@ def check_sample(name: str, call: Call, tensors: list[torch.Tensor], frontend: s
         try:
             mlmodel = ane.convert(program, inputs=inputs if frontend == "trace" else None, skip_model_load=True,
                                   compute_precision=ct.precision.FLOAT32, minimum_deployment_target=ct.target.iOS18,
-                                  check=name not in FINITE | NARROW)
+                                  check=name not in FINITE | NARROW | ONE_FEED)
         except NotEqual:
             raise
         except NotConverted as error:
