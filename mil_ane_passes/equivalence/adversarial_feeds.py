@@ -45,6 +45,7 @@ __all__ = [
     "build_adversarial_plans",
     "describe_samples",
     "oppose_feeds",
+    "tie_feeds",
 ]
 
 Array = np.ndarray[Any, Any]
@@ -157,17 +158,17 @@ def oppose_feeds(
     found = dict(feeds)
     sizes = get_symbol_sizes(function, choice.shapes)
     inside, wrapping = (infer_input_domains(function, sizes, negative=each) for each in (False, True))
+    free = _list_free_floats(function, inside, description)
     images = find_image_inputs(description)
     for name, value in feeds.items():
         low, high = inside[name]
-        if name in images or function.inputs[name].dtype == types.bool or not np.ndim(value):
-            continue
-        if types.is_float(function.inputs[name].dtype) and math.isinf(high):
+        if name in free and np.ndim(value):
             axis = 1 if number // 2 % 2 and value.ndim > 2 else value.ndim - 1
             channels = np.arange(value.shape[axis]).reshape([-1] + [1] * (value.ndim - 1 - axis)) % _OPPOSED_SHARE
             large = (np.abs(value) + 1) * _OPPOSED_SCALE
             mixed = np.where(channels == 1, -large, value * _OPPOSED_SCALE)
             found[name] = np.where(channels == 0, large, mixed).astype(value.dtype)
+        if name in free or name in images or function.inputs[name].dtype == types.bool or not np.ndim(value):
             continue
         places = np.arange(value.size).reshape(value.shape) % _OPPOSED_SHARE
         if inside[name] == ANY_VALUE:
@@ -175,6 +176,27 @@ def oppose_feeds(
         elif wrapping[name][0] <= -(high + 1) < low:
             found[name] = np.where(places == 1, value - (high + 1), value).astype(value.dtype)
     return found
+
+
+def tie_feeds(
+    function: Function, choice: ShapeChoice, feeds: Mapping[str, Any], number: int, description: Any = None
+) -> dict[str, Any]:
+    """Return the feeds with floats of which many are equal, as those of TIES, but without negative zeros."""
+    random = np.random.default_rng((number, 7))
+    inside = infer_input_domains(function, get_symbol_sizes(function, choice.shapes))
+    free = _list_free_floats(function, inside, description)
+    return {name: _make_ties(random, np.asarray(value, np.float64)).astype(value.dtype) + value.dtype.type(0)
+            if name in free else value for name, value in feeds.items()}
+
+
+def _list_free_floats(function: Function, inside: Mapping[str, Interval], description: Any) -> set[str]:
+    """Return the names of float inputs without bounds that are not images."""
+    return {name for name, var in function.inputs.items() if types.is_tensor(var.sym_type) and types.is_float(var.dtype)
+            and math.isinf(inside[name][1])} - find_image_inputs(description)
+
+
+def _make_ties(random: np.random.Generator, values: Array) -> Array:
+    return _set_extremes_and_rows(random, np.round(values * 4) / 2, _TINY_VALUES)
 
 
 def describe_samples(plans: Sequence[Plan]) -> list[str]:
@@ -250,7 +272,7 @@ class _Sampler:
         elif kind == ZEROS:
             values = np.zeros_like(values)
         elif kind == TIES:
-            values = _set_extremes_and_rows(random, np.round(values * 4) / 2, _TINY_VALUES)
+            values = _make_ties(random, values)
         elif self._domain.allows_special_values(name):
             return _set_extremes(random, self._domain.clip(name, values), _SPECIAL_VALUES).astype(drawn.dtype)
         return self._domain.clip(name, values).astype(drawn.dtype)

@@ -434,6 +434,31 @@ def test_a_lowering_that_is_wrong_for_rare_numbers_is_found(lowered, kind, funct
         checked(model, example, compute_precision=ct.precision.FLOAT32)
 
 
+@pytest.mark.parametrize("size", [7, 16])
+def test_rows_whose_keys_are_all_hidden_are_not_drawn(size):
+    """Scores near -1e4 have three digits left: any other order of sums before them is a difference."""
+    class Attention(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.norm = torch.nn.Linear(32, 32), torch.nn.LayerNorm(32)
+
+        def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            x = self.norm(x + torch.nn.functional.gelu(self.q(x)))
+            scores = self.q(x) @ x.transpose(1, 2) / 32 ** 0.5 + (1 - mask[:, None]) * -1e4
+            return scores.softmax(-1) @ x
+
+    for seed in range(3):
+        torch.manual_seed(seed)
+        assert checked(Attention().eval(), torch.randn(1, size, 32), torch.ones(1, size),
+                       compute_precision=ct.precision.FLOAT32)
+
+
+def test_what_the_model_rejects_of_rare_numbers_is_not_reported(caplog):
+    with caplog.at_level(logging.WARNING, "mil_ane_passes"):
+        assert checked(lambda x, places: x[places.long()], torch.randn(8, 3), torch.arange(8, dtype=torch.int32))
+    assert "not checked" not in caplog.text
+
+
 def test_negative_integers_are_drawn(lowered):
     lowered("abs", lambda x: mb.identity(x=x))
     with pytest.raises(NotEqual, match="op 'aten::abs'.* differs: .*; at large numbers"):
