@@ -218,7 +218,7 @@ def _find_differing_outputs(
         return [OutputDifference("the program", False, False, reason=f"cannot be run: {error}")]
     judged = [
         compare_within_tolerance(
-            name, _take_undefined(value, result) if plan.adversarial else value, result, tolerance
+            name, value if plan.asked else _take_undefined(value, result, bool(plan.adversarial)), result, tolerance
         )
         for name, value, result in zip(expected, expected.values(), (
             found[number] if number < len(compiled.outputs) else found[name] for number, name in enumerate(expected)))
@@ -226,11 +226,15 @@ def _find_differing_outputs(
     return [each for each in judged if not each.passed]
 
 
-def _take_undefined(expected: Array, found: Array) -> Array:
-    """Return the expected values, with those found in place of what Core ML has no number for.
+def _take_undefined(expected: Array, found: Array, rare: bool) -> Array:
+    """Return the expected values, with those found in place of NaN, such as of a query whose keys are all hidden.
 
-    These are integers of 64 bits, float64 beyond float32, NaN, and infinities: log(0) is finite in Core ML.
+    On `rare` numbers also in place of what Core ML has no number for: integers of 64 bits, float64 beyond float32, and
+    infinities, as log(0) is finite in Core ML.
     """
+    if not rare:
+        return np.where(np.isnan(expected), found, expected) if expected.dtype.kind == "f" and (
+            expected.shape == np.shape(found)) else expected
     if expected.shape != np.shape(found) or expected.dtype.kind not in "if":
         return expected
     limit = np.iinfo(np.int32).max if expected.dtype.kind == "i" else np.finfo(np.float32).max

@@ -76,7 +76,7 @@ class _PoolWindows:
             before, after = self.pads[axis]
             low, high = (0, self.extents[axis]) if exclude_padding else (-before, self.extents[axis] + after)
             starts = [index * self.strides[axis] - before for index in range(self.counts[axis])]
-            inside = [min(start + size, high) - max(start, low) for start in starts]
+            inside = [max(min(start + size, high) - max(start, low), 0) for start in starts]
             total = total.unsqueeze(-1) * torch.tensor(inside, dtype=x.dtype)
         return total
 

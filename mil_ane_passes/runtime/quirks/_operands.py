@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..op_inputs import OpInputs
@@ -32,6 +33,13 @@ class ReplacedInputs(OpInputs):
         if name in self._replaced:
             return found.tolist() if isinstance(found, torch.Tensor) else found
         return self._inputs.value(name)
+
+    def iterate_blocks(self, name: str) -> Iterator[tuple[int, torch.Tensor]] | None:
+        """Return the blocks of an original input; None if it is replaced, as the program has other numbers for it."""
+        return None if name in self._replaced else self._inputs.iterate_blocks(name)
+
+    def constant(self, name: str) -> np.ndarray[Any, Any] | None:
+        return None if name in self._replaced else self._inputs.constant(name)
 
     def memo(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """Return the result of `make` without caching it, because it may depend on the replaced inputs."""

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from coremltools.converters.mil.mil import Builder as mb
 
+from mil_ane_passes.runtime import Runtime
 from mil_ane_passes.runtime.quirks import _partial_sums
-from tests.runtime.helpers import Array, close, draw, run
+from tests.runtime.helpers import Array, close, draw, program, run
 from tests.runtime.quirks.cases import PRECISIONS
 
 NAME = ["mac_overflow_32768"]
@@ -223,3 +224,17 @@ def test_nothing_to_sum(shape: tuple[int, int]) -> None:
     x = np.zeros(shape, np.float16)
     for right, found in zip(run(build, {"x": x}), run(build, {"x": x}, quirks=NAME)):
         np.testing.assert_array_equal(found, right)
+
+
+@pytest.mark.parametrize("rows", [200, 300])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_sums_over_a_large_weight_overflow_in_the_first_call(rows: int, precision: str) -> None:
+    """A weight of more than 2**18 elements is converted in blocks: their bound is that of its magnitudes."""
+    weight = np.repeat(np.float16([[8, -8]]), [512, 512], axis=1).repeat(rows, 0)
+    x = np.full((1, 1024), 16, np.float16)
+    found, = run(lambda x: mb.linear(x=x, weight=weight, name="y"), {"x": x}, precision=precision, quirks=NAME)
+    np.testing.assert_array_equal(np.isinf(found), np.ones((1, rows), bool))
+    bounds: list[float] = []
+    made = program(lambda x: mb.linear(x=x, weight=weight, name="y"), {"x": x})
+    Runtime(made, precision=precision, partial_sums=lambda op, bound: bounds.append(bound))({"x": x})
+    assert bounds == [1024 * 16 * 8]
