@@ -40,7 +40,7 @@ _TRANSPARENT = frozenset({"add", "cast", "concat", "expand_dims", "identity", "m
                           "select", "slice_by_index", "split", "squeeze", "stack", "sub", "tile", "transpose"})
 "Ops through which a mask is followed from an input to a softmax."
 _CHOOSING = frozenset({"equal", "not_equal", "greater", "greater_equal", "less", "less_equal", "logical_and",
-                       "logical_or", "logical_not", "gather_nd"})
+                       "logical_or", "logical_not", "gather", "gather_nd"})
 "Further ops through which integer masks are followed."
 _MIN_MASK_SCALE = 100.0
 "The least factor by which a model scales a mask of 0 and 1; masks that are added may be scaled by less."

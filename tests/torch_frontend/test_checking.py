@@ -453,6 +453,18 @@ def test_rows_whose_keys_are_all_hidden_are_not_drawn(size):
                        compute_precision=ct.precision.FLOAT32)
 
 
+@pytest.mark.parametrize("precision", [ct.precision.FLOAT32, ct.precision.FLOAT16])
+@pytest.mark.parametrize("hide", [
+    lambda scores, mask: scores.masked_fill(~mask.bool()[:, None], float("-inf")),
+    lambda scores, mask: scores + (1 - mask[:, None].float()) * torch.finfo(torch.float32).min])
+def test_queries_whose_keys_are_all_hidden_are_not_compared(hide, precision):
+    """torch's result of such a query is NaN; the third of three sizes is tried with one."""
+    rows = ct.RangeDim(1, 24, default=7)
+    assert checked(lambda x, mask: hide(x @ x.transpose(1, 2), mask).softmax(-1) @ x,
+                   torch.randn(1, 7, 16), torch.ones(1, 7, dtype=torch.int32), compute_precision=precision,
+                   inputs=[ct.TensorType("x", (1, rows, 16)), ct.TensorType("mask", (1, rows), dtype=np.int32)])
+
+
 def test_what_the_model_rejects_of_rare_numbers_is_not_reported(caplog):
     with caplog.at_level(logging.WARNING, "mil_ane_passes"):
         assert checked(lambda x, places: x[places.long()], torch.randn(8, 3), torch.arange(8, dtype=torch.int32))

@@ -274,6 +274,19 @@ def test_a_wrong_padding_of_extremes_is_found(monkeypatch, kind, filled):
     assert not pad(program_of(body), {"x": (1, (2, LENGTH), WIDTH)})[1].equal
 
 
+def test_a_mask_that_is_gathered_shows_a_key():
+    """An integer mask is recognized behind a gather: feeds that hide all keys have no result to compare."""
+    def body(x, y):
+        places = mb.range_1d(start=0, end=rows_of(y), step=1)
+        shown = mb.cast(x=mb.gather(x=x, indices=places, axis=1), dtype="fp32")
+        return attend(y, mb.expand_dims(x=mb.mul(x=mb.sub(x=1.0, y=shown), y=-1e4), axes=[1]))
+
+    program = program_of(body, shape=(1, None), dtype=types.int32,
+                         more=[mb.TensorSpec((1, get_new_symbol(), WIDTH), dtype=types.fp32)])
+    _, report = pad(program, {"x": (1, LENGTH), "y": (1, LENGTH, WIDTH)})
+    assert report.equal, str(report)
+
+
 FORMS_OF_PLACES = {
     "each": lambda count, places: places,
     "from the end": lambda count, places: mb.sub(x=mb.sub(x=count, y=1), y=places),
