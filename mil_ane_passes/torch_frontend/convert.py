@@ -47,10 +47,10 @@ def convert(
     differs and has the model as `mlmodel`, and InputError for a check of a model that is not from torch or is not an ML
     Program. Programs of torch.export need torch 2.5 or newer, else InputError.
 
-    Seeded inputs are normal numbers: they do not test code that only larger or rarer values reach (a threshold, a
-    class). `feeds` (a mapping from input name to array, or several) and `ranges` (input name to (low, high)) are
-    checked in addition, as in `rewrite`. Values that fp16 cannot hold (an angle of thousands) are found by lint's rules
-    in these runs, logged as a warning, and named in NotEqual.
+    Seeded inputs are normal numbers, and for the frontend's program also larger and negative ones, and ties. They do
+    not test code that only other values reach (a threshold, a class). `feeds` (a mapping from input name to array, or
+    several) and `ranges` (input name to (low, high)) are checked in addition, as in `rewrite`. Values that fp16 cannot
+    hold (an angle of thousands) are found by lint's rules in these runs, logged as a warning, and named in NotEqual.
     """
     inputs = _bind_arguments(*arguments, **named)
     samples = UserInputs.of(feeds, ranges)
@@ -124,6 +124,9 @@ def _check_captured(model: Any) -> None:
         raise InputError(f"convert: found the module {type(model).__name__}, which is not captured; expected "
                          "torch.jit.trace(module.eval(), example_inputs), or torch.export.export(module.eval(), "
                          "example_inputs).run_decompositions({})")
+    if torch is not None and isinstance(model, torch.jit.ScriptModule) and not hasattr(model, "forward"):
+        raise InputError("convert: the script has no method 'forward', as torch compiles several for a recurrent layer "
+                         "alone; expected a script of a module that contains the layer")
 
 
 def _add_ane_passes(base: Any) -> ct.PassPipeline:

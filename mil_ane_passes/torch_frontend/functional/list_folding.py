@@ -240,11 +240,19 @@ def _fold_extreme(graph: Any, node: Any) -> Any:
     return _insert_constant(graph, node, min(values) if node.kind() == "prim::min" else max(values))
 
 
+_MAKING_OPS = frozenset(f"aten::{name}" for name in (
+    "add", "addmm", "bmm", "cat", "conv1d", "conv2d", "div", "embedding", "gelu", "layer_norm", "linear", "matmul", "mul",
+    "relu", "rms_norm", "sigmoid", "silu", "softmax", "stack", "sub", "tanh"))
+"Ops whose result is always a tensor of its own, and never an operand."
+
+
 def _fold_identity(graph: Any, node: Any) -> Any:
-    """Fold `x is x` and `x is not x`; two different values are left alone."""
+    """Fold `x is x` and `x is not x`, and those of a value that an op has made and of another one, or of an input."""
     first, second = node.inputs()
     same = first.unique() == second.unique()
-    return _insert_constant(graph, node, node.kind() == "aten::__is__") if same else None
+    kinds = {first.node().kind(), second.node().kind()}
+    apart = bool(kinds & _MAKING_OPS) and kinds <= {*_MAKING_OPS, "prim::Param"}
+    return _insert_constant(graph, node, same == (node.kind() == "aten::__is__")) if same or apart else None
 
 
 def _insert_constant(graph: Any, node: Any, value: Any) -> Any:

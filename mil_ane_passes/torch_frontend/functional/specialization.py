@@ -83,6 +83,7 @@ def _simplify_once(graph: Any) -> None:
     import torch
 
     fold_lists(graph)
+    _read_tuples(graph)
     try:
         torch._C._jit_pass_propagate_shapes_on_graph(graph)
     except RuntimeError as error:  # torch's own analysis asserts that lists of some kinds do not occur
@@ -98,6 +99,21 @@ def _simplify_once(graph: Any) -> None:
     _count_loop_steps(graph)
     torch._C._jit_pass_constant_loop_unrolling(graph)
     torch._C._jit_pass_dce(graph)
+
+
+def _read_tuples(graph: Any) -> None:
+    """Replace elements of tuples that the graph has just made by the values: types are not propagated through tuples.
+    """
+    for kind in ("prim::TupleIndex", "prim::TupleUnpack"):
+        for node in graph.findAllNodes(kind, True):
+            made = next(node.inputs()).node()
+            if made.kind() != "prim::TupleConstruct":
+                continue
+            values = list(made.inputs())
+            place = read_constant(list(node.inputs())[1]) if kind == "prim::TupleIndex" else None
+            read = values if kind == "prim::TupleUnpack" else values[place:][:1] if isinstance(place, int) else ()
+            for output, value in zip(node.outputs(), read):
+                output.replaceAllUsesWith(value)
 
 
 def _fold_dtypes(graph: Any) -> None:
@@ -149,6 +165,8 @@ def _fold_scalars(graph: Any) -> None:
 
     torch's own constant propagation fails an assertion where a branch that is never executed has a loop.
     """
+    for node in graph.findAllNodes("aten::warn", True):
+        node.destroy()
     for kind, answer in _TORCH_STATE_VALUES.items():
         for node in graph.findAllNodes(kind, True):
             with graph.insert_point_guard(node):
@@ -166,7 +184,9 @@ def _fold_scalars(graph: Any) -> None:
             if not all(value.node().kind() == "prim::Constant" for value in inputs):
                 continue
             values = [value.toIValue() for value in inputs]
-            if all(isinstance(value, _PLAIN_TYPES) for value in values) and not (kind in _DIVISIONS and values[1] == 0):
+            plain = all(isinstance(value, _PLAIN_TYPES) or kind in _FOLDABLE_LISTS and _is_plain_value(value)
+                        for value in values)
+            if plain and not (kind in _DIVISIONS and values[1] == 0):
                 with graph.insert_point_guard(node):
                     node.output().replaceAllUsesWith(graph.insertConstant(function(*values)))
 
@@ -190,6 +210,8 @@ _KEEPING_DTYPE = ("triu", "tril", "masked_fill", "zeros_like", "ones_like", "ful
                   "reshape", "flatten", "transpose", "permute", "t", "unsqueeze", "squeeze", "expand", "repeat",
                   "select", "slice", "flip", "roll", "detach", "to")
 "Ops whose result has the dtype of the first operand, unless they have an argument `dtype` or `other`."
+_FOLDABLE_LISTS = ("aten::eq", "aten::ne", "aten::len")
+"Ops that are folded for lists of constants, too: `x.size() == y.size()`."
 _DIVISIONS = ("aten::floordiv", "aten::__round_to_zero_floordiv", "aten::remainder")
 _FOLDABLE_OPS: dict[str, Callable[..., Any]] = {
     "aten::eq": operator.eq, "aten::ne": operator.ne, "aten::lt": operator.lt, "aten::le": operator.le,

@@ -16,7 +16,8 @@ from ..contract import Patch
 from ..lowering import bind_arguments, cast_to, is_constant
 from ..probes import find_fault
 
-PATCH = Patch(code="TORCH189", title="`layer_norm` with a computed weight or bias is rejected", upstream=("none known",))
+PATCH = Patch(code="TORCH189", title="`layer_norm` with a computed weight or bias is rejected",
+              upstream=("none known",))
 
 
 @PATCH.probe

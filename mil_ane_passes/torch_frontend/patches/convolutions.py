@@ -53,14 +53,15 @@ def probe() -> str | None:
     return find_fault(model, torch.ones(1, 1, 3, 4))
 
 
-@PATCH.op("conv1d", "conv2d", "conv3d", "conv1d.padding", "conv2d.padding", "conv3d.padding")
+@PATCH.op("conv1d", "conv2d", "conv3d", "conv1d.padding", "conv2d.padding", "conv3d.padding", "_convolution_mode")
 def plain_convolution(context: Any, node: Any) -> None:
-    """Lower conv1d to conv3d of exported programs and scripts."""
+    """Lower conv1d to conv3d of exported programs and scripts, and those with padding="same" of traces."""
     inputs = bind_arguments(context, node, "input weight")
     if inputs.input.rank == inputs.weight.rank - 1:
         lower_without_batch(context, node, plain_convolution)
         return
-    ops._convolution(context, node)
+    lower = ops._convolution_mode if node.kind == "_convolution_mode" else ops._convolution
+    lower(context, node)
 
 
 @PATCH.op("_convolution", "convolution", "conv_transpose1d", "conv_transpose2d", "conv_transpose2d.input",

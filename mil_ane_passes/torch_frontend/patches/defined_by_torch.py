@@ -31,7 +31,9 @@ PATCH.op(
     "tensor_split.indices", "hsplit", "vsplit", "dsplit", "mt", "mh", "adjoint", "channel_shuffle",
     "take", "take_along_dim", "tril_indices", "triu_indices", "logspace",
     "lp_pool1d", "lp_pool2d",
+    "vander", "fft_fftshift", "fft_ifftshift",
     # losses
+    "cosine_embedding_loss", "margin_ranking_loss", "hinge_embedding_loss", "triplet_margin_loss",
     "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div", "binary_cross_entropy", "binary_cross_entropy_with_logits",
     "cross_entropy_loss", "nll_loss_forward", "nll_loss_nd", "poisson_nll_loss", "soft_margin_loss",
     # statistics

@@ -6,12 +6,12 @@ widths, one axis after the other. Integers and bools get blocks of the constant 
 work on the last two axes only (Core ML rejects others when it loads the model): on the others the slices that torch
 repeats are concatenated. Widths that the model computes, as to pad to a multiple of a window, are blocks of the
 constant, too: Core ML's `pad` fails with them at run time, according to a comment in coremltools. All other cases are
-left to coremltools.
+left to coremltools, whose pass for reflections misses that a tensor may stand twice in a concat.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,17 @@ def probe() -> str | None:
 
     return find_fault(lambda x: torch.nn.functional.pad(x, (-1, 2)), torch.arange(4.)) \
         or find_fault(lambda x: torch.nn.functional.pad(x, (1, 2), mode="circular"), torch.arange(8.).reshape(1, 2, 4))
+
+
+@PATCH.replace_function("coremltools.converters.mil.mil.passes.defs.optimize_tensor_operation",
+                        "use_reflection_padding._match_pattern")
+def match_reflection(host: Callable[..., bool], concat: Any, block: Any) -> bool:
+    """Replace a concat of slices by a reflection with coremltools, if it has the entire tensor once.
+
+    coremltools takes circular padding by the size of the tensor, which has it twice, for a reflection of no width.
+    """
+    values = list(concat.inputs["values"]) if concat.op_type == "concat" else []
+    return values.count(values[len(values) // 2] if values else None) <= 1 and host(concat, block)
 
 
 @PATCH.op("pad", "constant_pad_nd")

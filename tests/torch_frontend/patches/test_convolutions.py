@@ -33,7 +33,8 @@ def test_the_output_is_as_large_as_that_of_torch(rank: int, form: dict[str, Any]
 
 @pytest.mark.parametrize("frontend", ["trace", "export", "script"])
 @pytest.mark.parametrize("layer", [
-    torch.nn.Conv1d(4, 6, 3, padding=1), torch.nn.Conv2d(4, 6, 3, padding="same"), torch.nn.Conv3d(4, 6, 2),
+    torch.nn.Conv1d(4, 6, 3, padding=1), torch.nn.Conv1d(4, 6, 3, padding="same"),
+    torch.nn.Conv2d(4, 6, 3, padding="same"), torch.nn.Conv3d(4, 6, 2),
     torch.nn.ConvTranspose1d(4, 6, 2, stride=2), torch.nn.ConvTranspose2d(4, 6, 3, 2, output_padding=1),
     torch.nn.ConvTranspose2d(4, 6, 2, 2), torch.nn.ConvTranspose3d(4, 6, 2)])
 def test_a_value_without_a_batch_keeps_its_rank(layer: torch.nn.Module, frontend: str) -> None:

@@ -78,3 +78,16 @@ def test_refusals_of_computed_widths():
 def test_refusals():
     with pytest.raises(torch_frontend.NotConverted, match=r"widths \[-1, 1\] in mode 'replicate'; slice first"):
         convert(lambda x: pad(x, (-1, 1), mode="replicate"), (X,))
+
+
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+@pytest.mark.parametrize("widths", [(3, 1), (1, 3), (3, 3), (0, 3)])
+def test_circular_widths_of_the_size_of_the_tensor(widths, frontend):
+    """The tensor stands twice in the concat, which is no reflection; a user's concat may be like that, too."""
+    check(lambda x: (pad(x, widths, mode="circular"), torch.cat([x, x, x[..., :1]], -1)), torch.randn(1, 2, 3),
+          frontend=frontend)
+
+
+def test_a_concat_of_a_reflection_is_one():
+    mlmodel = check(lambda x: torch.cat([x[..., 1:2], x, x[..., -2:-1]], -1), torch.randn(1, 2, 5))
+    assert len(mlmodel._mil_program.functions["main"].find_ops(op_type="pad")) == 1

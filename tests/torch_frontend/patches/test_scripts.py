@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import coremltools as ct
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from torch import nn
 
 import mil_ane_passes as ane
 from mil_ane_passes.torch_frontend import NotConverted
+from mil_ane_passes.utils.errors import InputError
 
 from ..checks import check, input_types, outputs
 from ..grid.modules import MODULES, X3, Attributes, converted, module_outcome, scripted
@@ -300,6 +303,16 @@ def test_scripted_attention_under_a_mask_of_the_script(kind):
     np.testing.assert_allclose(found, module(x).detach().numpy(), atol=1e-4)
 
 
+def test_a_scripted_decoder_layer_attends_to_a_memory():
+    """The result of the first attention is an element of a tuple, whose rank decides how the second is computed."""
+    layer = scripted(lambda: nn.TransformerDecoderLayer(12, 2, 24, batch_first=True))
+    given = torch.randn(2, 5, 12), torch.randn(2, 3, 12)
+    mlmodel = ane.convert(layer, inputs=input_types(given), skip_model_load=True,
+                          compute_precision=ct.precision.FLOAT32, minimum_deployment_target=ct.target.iOS17)
+    (found,) = outputs(mlmodel, given)
+    np.testing.assert_allclose(found, layer(*given).detach().numpy(), atol=1e-4)
+
+
 class AsksForDtypes(nn.Module):
     """Dtypes of results of many ops, each of which decides a branch."""
 
@@ -312,6 +325,30 @@ class AsksForDtypes(nn.Module):
         if torch.zeros_like(x > 0, dtype=torch.float32).is_floating_point() and x.to(places).dtype == torch.int64:
             x = x * 2
         return x
+
+
+class Careful(nn.Module):
+    """Compares shapes, and warns: neither is a part of the model."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if not (x.size() == y.size()) or x.shape != y.shape:
+            raise ValueError("expected equal shapes")
+        warnings.warn("this is slow")
+        return x * y
+
+
+def test_shapes_are_compared_and_warnings_left_out():
+    x, y = torch.randn(2, 3), torch.randn(2, 3)
+    how = {"skip_model_load": True, "compute_precision": ct.precision.FLOAT32}
+    (found,) = outputs(ane.convert(scripted(Careful), inputs=input_types([x, y]), **how), [x, y])
+    np.testing.assert_allclose(found, (x * y).numpy(), rtol=1e-6)
+    with pytest.raises(NotConverted, match="raises an exception for inputs of these shapes"):
+        ane.convert(scripted(Careful), inputs=input_types([x, y[:, :1]]), **how)
+
+
+def test_the_script_of_a_recurrent_layer_alone_has_no_forward():
+    with pytest.raises(InputError, match="the script has no method 'forward'.*expected a script of a module that"):
+        converted(torch.jit.script(nn.GRU(3, 4).eval()), torch.randn(5, 2, 3))
 
 
 def test_dtypes_of_results_decide_branches():

@@ -843,6 +843,14 @@ add_case("scalar expand a constant of several dimensions",
     torch.randn(2, 3), frontends=TRACE_AND_EXPORT)
 
 
+@case(torch.randn(6, 4), torch.randn(6, 4), frontends=TRACE_AND_EXPORT)
+def defined_by_torch_losses_and_shifts(x: torch.Tensor, y: torch.Tensor):
+    signs = torch.tensor([1.0, -1, 1, -1, 1, 1])
+    return (F.cosine_embedding_loss(x, y, signs), F.margin_ranking_loss(x[:, 0], y[:, 0], signs, margin=0.3),
+            F.hinge_embedding_loss(x[:, 0], signs), F.triplet_margin_loss(x, y, x * y, swap=True),
+            torch.fft.fftshift(x, dim=-1), torch.fft.ifftshift(x), torch.vander(x[0]))
+
+
 KEPT = torch.tensor([[True, False], [False, True], [True, True]])
 
 

@@ -1,0 +1,54 @@
+"""An exported program whose example inputs are channels-last or transposed in memory.
+
+torch.export notes the layout of its examples. It does not change the values of a program, which has no views of memory,
+and inputs of Core ML are dense. coremltools rejects any other layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from ..contract import Patch
+
+PATCH = Patch(code="TORCH190", title="exported programs with channels-last or transposed example inputs are rejected",
+              upstream=("none known",))
+
+
+@PATCH.probe
+def probe() -> str | None:
+    """Test coremltools' reading of a signature; exporting a program would take ten times as long."""
+    import torch
+    from coremltools.converters.mil.frontend.torch import exir_utils
+    from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
+
+    graph = torch.fx.Graph()
+    graph.placeholder("x").meta["val"] = torch.empty(2, 3).t()
+    spec = InputSpec(InputKind.USER_INPUT, TensorArgument("x"), None)
+    program = SimpleNamespace(
+        graph_signature=SimpleNamespace(input_specs=[spec], buffers_to_mutate={}, parameters=(), buffers=()),
+        graph_module=SimpleNamespace(graph=graph), parameters=tuple, buffers=tuple, range_constraints={})
+    try:
+        exir_utils._extract_inputs_from_exir_program(program)
+    except NotImplementedError as error:
+        return f"refused: {str(error).splitlines()[0]}"
+    return None
+
+
+@PATCH.replace_function("coremltools.converters.mil.frontend.torch.exir_utils", "_extract_inputs_from_exir_program")
+def extract_inputs(host: Callable[..., Any], exported_program: Any) -> Any:
+    """Extract the inputs with coremltools, as if the examples were dense; the program is not changed."""
+    import torch
+
+    kept = []
+    for node in exported_program.graph_module.graph.nodes:
+        value = node.meta.get("val") if node.op == "placeholder" else None
+        if isinstance(value, torch.Tensor) and value.dim_order() != tuple(range(value.dim())):
+            kept.append((node, value))
+            node.meta["val"] = value.contiguous()
+    try:
+        return host(exported_program)
+    finally:
+        for node, value in kept:
+            node.meta["val"] = value
