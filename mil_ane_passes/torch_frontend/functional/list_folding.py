@@ -241,8 +241,8 @@ def _fold_extreme(graph: Any, node: Any) -> Any:
 
 
 _MAKING_OPS = frozenset(f"aten::{name}" for name in (
-    "add", "addmm", "bmm", "cat", "conv1d", "conv2d", "div", "embedding", "gelu", "layer_norm", "linear", "matmul", "mul",
-    "relu", "rms_norm", "sigmoid", "silu", "softmax", "stack", "sub", "tanh"))
+    "add", "addmm", "bmm", "cat", "conv1d", "conv2d", "div", "embedding", "gelu", "layer_norm", "linear", "matmul",
+    "mul", "relu", "rms_norm", "sigmoid", "silu", "softmax", "stack", "sub", "tanh"))
 "Ops whose result is always a tensor of its own, and never an operand."
 
 

@@ -95,10 +95,41 @@ def _simplify_once(graph: Any) -> None:
     torch._C._jit_pass_dce(graph)
     _inline_known_branches(graph)
     _fold_dtypes(graph)
+    _fold_ranks(graph)
     _fold_scalars(graph)
     _count_loop_steps(graph)
     torch._C._jit_pass_constant_loop_unrolling(graph)
     torch._C._jit_pass_dce(graph)
+
+
+def _fold_ranks(graph: Any) -> None:
+    """Replace `x.dim()` of known rank: torch does not propagate the rank of a view whose sizes are computed."""
+    for node in graph.findAllNodes("aten::dim", True):
+        rank = _infer_rank(next(node.inputs()))
+        if rank is not None:
+            with graph.insert_point_guard(node):
+                node.output().replaceAllUsesWith(graph.insertConstant(rank))
+
+
+def _infer_rank(value: Any, depth: int = 64) -> int | None:
+    """Return the rank of a tensor of a script; None if it is unknown."""
+    import torch
+
+    node, kind = value.node(), value.node().kind().removeprefix("aten::").rstrip("_")
+    found = value.type().dim() if isinstance(value.type(), torch._C.TensorType) else None
+    if found is not None or depth == 0:
+        return None if found is None else int(found)
+    given = list(node.inputs())
+    if kind in ("view", "reshape"):
+        listed = given[1].node()
+        return len(list(listed.inputs())) if listed.kind() == "prim::ListConstruct" else None
+    if kind in _KEEPING_RANK:
+        return _infer_rank(given[0], depth - 1)
+    if kind in ("add", "sub", "mul", "div"):
+        ranks = [_infer_rank(each, depth - 1) if isinstance(each.type(), torch._C.TensorType) else 0
+                 for each in given[:2]]
+        return None if None in ranks else max(rank for rank in ranks if rank is not None)
+    return None
 
 
 def _read_tuples(graph: Any) -> None:
@@ -141,6 +172,13 @@ def _infer_dtype(value: Any, depth: int = 64) -> Any:
         place = [each.unique() for each in node.outputs()].index(value.unique())
         first, second = (_infer_dtype(list(block.outputs())[place], depth - 1) for block in node.blocks())
         return first if first == second else None
+    if kind in ("add", "sub", "mul"):
+        first, second = (_infer_dtype(each, depth - 1) if isinstance(each.type(), torch._C.TensorType) else None
+                         for each in list(node.inputs())[:2])
+        is_number = not isinstance(list(node.inputs())[1].type(), torch._C.TensorType)
+        return first if first == second or (is_number and first is not None and first.is_floating_point) else None
+    if kind in _KEEPING_FLOATS:
+        return _infer_dtype(next(node.inputs()), depth - 1)
     if kind not in (*_CREATING, *_KEEPING_DTYPE):
         return None
     names = [argument.name for argument in torch._C.parse_schema(node.schema()).arguments]
@@ -207,9 +245,15 @@ _LIKE_FIRST = ("aten::_transformer_encoder_layer_fwd", "aten::_native_multi_head
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "logical_not", "logical_and", "logical_or", "isnan", "isinf")
 _CREATING = ("ones", "zeros", "full", "eye")
 _KEEPING_DTYPE = ("triu", "tril", "masked_fill", "zeros_like", "ones_like", "full_like", "clone", "contiguous", "view",
-                  "reshape", "flatten", "transpose", "permute", "t", "unsqueeze", "squeeze", "expand", "repeat",
-                  "select", "slice", "flip", "roll", "detach", "to")
+                  "reshape", "flatten", "unflatten", "transpose", "permute", "t", "unsqueeze", "squeeze", "expand",
+                  "repeat", "select", "slice", "flip", "roll", "detach", "to")
 "Ops whose result has the dtype of the first operand, unless they have an argument `dtype` or `other`."
+_KEEPING_FLOATS = ("layer_norm", "dropout", "linear", "relu", "gelu", "batch_norm", "silu", "sigmoid", "tanh", "matmul",
+                   "bmm", "scaled_dot_product_attention")
+"Ops of floats whose result has the dtype of the first operand."
+_KEEPING_RANK = ("layer_norm", "dropout", "linear", "relu", "gelu", "softmax", "transpose", "permute", "contiguous",
+                 "clone", "to", "masked_fill", "batch_norm", "silu", "sigmoid", "tanh")
+"Ops whose result has the rank of the first operand."
 _FOLDABLE_LISTS = ("aten::eq", "aten::ne", "aten::len")
 "Ops that are folded for lists of constants, too: `x.size() == y.size()`."
 _DIVISIONS = ("aten::floordiv", "aten::__round_to_zero_floordiv", "aten::remainder")

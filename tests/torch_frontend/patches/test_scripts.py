@@ -303,14 +303,26 @@ def test_scripted_attention_under_a_mask_of_the_script(kind):
     np.testing.assert_allclose(found, module(x).detach().numpy(), atol=1e-4)
 
 
-def test_a_scripted_decoder_layer_attends_to_a_memory():
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_a_scripted_decoder_layer_attends_to_a_memory(batch_first):
     """The result of the first attention is an element of a tuple, whose rank decides how the second is computed."""
-    layer = scripted(lambda: nn.TransformerDecoderLayer(12, 2, 24, batch_first=True))
-    given = torch.randn(2, 5, 12), torch.randn(2, 3, 12)
+    layer = scripted(lambda: nn.TransformerDecoderLayer(12, 2, 24, batch_first=batch_first))
+    shapes = ((2, 5, 12), (2, 3, 12)) if batch_first else ((5, 2, 12), (3, 2, 12))
+    given = tuple(map(torch.randn, shapes))
     mlmodel = ane.convert(layer, inputs=input_types(given), skip_model_load=True,
                           compute_precision=ct.precision.FLOAT32, minimum_deployment_target=ct.target.iOS17)
     (found,) = outputs(mlmodel, given)
     np.testing.assert_allclose(found, layer(*given).detach().numpy(), atol=1e-4)
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_a_scripted_encoder_of_several_layers(batch_first):
+    """Each layer asks for rank and dtype of the result of the one before."""
+    encoder = scripted(lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(
+        12, 2, 24, batch_first=batch_first), 3, enable_nested_tensor=False))
+    x = torch.randn(2, 5, 12)
+    (found,) = outputs(converted(encoder, x), [x])
+    np.testing.assert_allclose(found, encoder(x).detach().numpy(), atol=1e-4)
 
 
 class AsksForDtypes(nn.Module):
