@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import IO
 
 import numpy as np
-from coremltools.converters.mil.mil import Block, Operation, Program, Var
+from coremltools.converters.mil.mil import Block, Operation, Program, Var, types
 
-from ..ir.constants import get_blob_ref
+from ..ir.constants import LazyValue, get_blob_ref
+from ..ir.coremltools_internals import get_typed_value
 from ..ir.query import is_const, iterate_nested_ops, plain_type
 from ..utils.errors import AnePassesError, InputError
 from ..utils.locking import synchronized
+from ..utils.mapped_files import is_mapped
 from ..utils.text_format import add_article, escape_text
 from .blob_refs import find_refs, move_refs
 from .blobs import Blob, WeightFiles
@@ -31,7 +33,7 @@ from .model import Package, load
 from .origin import get_file_inputs
 from .staging import REPLACED, Staging
 from .swap import exchange_paths, move_to_free_path
-from .weight_plan import NewBlob, WeightPlan, find_live_blobs, plan_blob_moves
+from .weight_plan import NewBlob, WeightPlan, find_live_blobs, is_equal_to_blob, plan_blob_moves
 from .weights import write_weights
 from .write_errors import convert_write_errors
 
@@ -218,9 +220,10 @@ def _check_contents(program: Program, staged: Path, target: Path) -> None:
     Names may differ, as new ones are written without special characters. Constants that are still at their place in the
     weight file of the source are not read.
     """
-    written = load(staged).program
+    written = load(staged)
     for name, function in program.functions.items():
-        faults = _list_differing_ops(function, written.functions[name]) if name in written.functions else [name]
+        other = written.program.functions.get(name)
+        faults = [name] if other is None else _ContentCheck(function, other, written.files).list_differing_ops()
         if faults:
             raise AnePassesError(
                 f"{target}: not written, as its program would differ from the one in memory, in function "
@@ -228,42 +231,58 @@ def _check_contents(program: Program, staged: Path, target: Path) -> None:
                 "report it")
 
 
-def _list_differing_ops(function: Block, other: Block) -> list[str]:
-    """List the names of ops whose type, operands or constants differ from those of the op at the same place."""
-    ops, others = ([op for op in iterate_nested_ops(each) if op.op_type != "const"] for each in (function, other))
-    if len(ops) != len(others):
-        return [f"{len(others)} ops in place of {len(ops)}"]
-    alike = dict(zip(function.inputs.values(), other.inputs.values()))
-    for op, found in zip(ops, others):
-        if len(op.outputs) == len(found.outputs) and len(op.blocks) == len(found.blocks):
-            alike.update(zip(op.outputs, found.outputs))
-            for inner, same in zip(op.blocks, found.blocks):
-                alike.update(zip(inner.inputs, same.inputs))
-    pairs = [*zip(ops, others)]
-    faults = [op.name for op, found in pairs if not _is_written_alike(op, found, alike)]
-    blocks = [(function, other), *(pair for op, found in pairs for pair in zip(op.blocks, found.blocks))]
-    faults += [var.name for block, same in blocks for var, read in zip(block.outputs, same.outputs)
-               if not _is_same_operand(var, read, alike)]
-    return faults
+class _ContentCheck:
+    """The comparison of a function with the written one, whose weights are in `files`."""
 
+    def __init__(self, function: Block, written: Block, files: WeightFiles) -> None:
+        self._function, self._written, self._files = function, written, files
+        self._alike: dict[Var, Var] = dict(zip(function.inputs.values(), written.inputs.values()))
+        self._equal: set[tuple[Var, Var]] = set()
 
-def _is_written_alike(op: Operation, other: Operation, alike: Mapping[Var, Var]) -> bool:
-    inputs, others = (get_file_inputs(each) for each in (op, other))
-    return plain_type(op) == plain_type(other) and len(op.outputs) == len(other.outputs) and all(
-        len(others.get(param, ())) == len(read) and all(
-            _is_same_operand(var, found, alike) for var, found in zip(read, others[param]))
-        for param, read in inputs.items())
+    def list_differing_ops(self) -> list[str]:
+        """List the names of ops whose type, operands or constants differ from those of the op at the same place."""
+        ops, others = ([op for op in iterate_nested_ops(each) if op.op_type != "const"]
+                       for each in (self._function, self._written))
+        if len(ops) != len(others):
+            return [f"{len(others)} ops in place of {len(ops)}"]
+        pairs = [*zip(ops, others)]
+        for op, other in pairs:
+            if len(op.outputs) == len(other.outputs) and len(op.blocks) == len(other.blocks):
+                self._alike.update(zip(op.outputs, other.outputs))
+                for inner, same in zip(op.blocks, other.blocks):
+                    self._alike.update(zip(inner.inputs, same.inputs))
+        faults = [op.name for op, other in pairs if not self._is_same_op(op, other)]
+        blocks = [(self._function, self._written), *(both for op, other in pairs for both in zip(
+            op.blocks, other.blocks))]
+        return faults + [var.name for block, same in blocks for var, read in zip(block.outputs, same.outputs)
+                         if not self._is_same_operand(var, read)]
 
+    def _is_same_op(self, op: Operation, other: Operation) -> bool:
+        inputs, others = (get_file_inputs(each) for each in (op, other))
+        return plain_type(op) == plain_type(other) and len(op.outputs) == len(other.outputs) and all(
+            len(others.get(param, ())) == len(read) and all(map(self._is_same_operand, read, others[param]))
+            for param, read in inputs.items())
 
-def _is_same_operand(var: Var, other: Var, alike: Mapping[Var, Var]) -> bool:
-    if not is_const(var) or not is_const(other):
-        return alike.get(var) is other
-    place, at = get_blob_ref(var), get_blob_ref(other)
-    if place is not None and at is not None and (place.name, place.offset) == (at.name, at.offset):
-        return True
-    held, read = (np.asarray(each.val) for each in (var, other))
-    return held.dtype == read.dtype and held.shape == read.shape and (
-        held.tobytes() == read.tobytes() if held.dtype != object else bool(np.all(held == read)))
+    def _is_same_operand(self, var: Var, other: Var) -> bool:
+        if not is_const(var) or not is_const(other):
+            return self._alike.get(var) is other
+        if (var, other) not in self._equal and self._has_same_value(var, other):
+            self._equal.add((var, other))
+        return (var, other) in self._equal
+
+    def _has_same_value(self, var: Var, other: Var) -> bool:
+        """Return whether two constants have the same bytes; those of large ones are compared piece by piece."""
+        held, place, at = get_typed_value(var), get_blob_ref(var), get_blob_ref(other)
+        lazy = isinstance(held, LazyValue)
+        value = np.frombuffer(held.read_packed(), np.uint8) if lazy else np.asarray(var.val)
+        if at is None or (types.is_sub_byte(var.dtype) and not lazy):
+            return bool(np.array_equal(np.asarray(var.val), np.asarray(other.val), equal_nan=value.dtype.kind == "f"))
+        if place is not None and (place.name, place.offset) == (at.name, at.offset) and (lazy or is_mapped(value)):
+            return True
+        file = self._files.open_file(at.name)
+        blob = file.blob(at.offset)
+        return tuple(var.shape) == tuple(other.shape) and value.nbytes == blob.nbytes and is_equal_to_blob(
+            file, blob, value if value.flags.c_contiguous or is_mapped(value) else np.ascontiguousarray(value))
 
 
 def _undo_publish(staging: Staging) -> None:

@@ -124,7 +124,7 @@ class WeightPlan:
         first = value if value.flags.c_contiguous else next(iterate_rows(value))
         start = first.reshape(-1)[:_PREFIX_BYTES].view(np.uint8)[:_PREFIX_BYTES].tobytes()
         found = self._by_start.get((code, value.nbytes, start), ())
-        return next(((file.name, blob.offset) for file, blob in found if _is_equal_to_blob(file, blob, value)), None)
+        return next(((file.name, blob.offset) for file, blob in found if is_equal_to_blob(file, blob, value)), None)
 
 
 def find_live_blobs(files: WeightFiles, refs: set[tuple[str, int]]) -> dict[str, list[Blob]]:
@@ -181,10 +181,10 @@ def _has_same_bytes(file: WeightFile, blob: Blob, value: Array) -> bool:
         return False
     if value.flags.c_contiguous and _get_address(value) == _get_address(file.bytes) + blob.data:
         return True
-    return _is_equal_to_blob(file, blob, np.ascontiguousarray(value))
+    return is_equal_to_blob(file, blob, np.ascontiguousarray(value))
 
 
-def _is_equal_to_blob(file: WeightFile, blob: Blob, value: Array) -> bool:
+def is_equal_to_blob(file: WeightFile, blob: Blob, value: Array) -> bool:
     """Return whether `blob` has the bytes of `value`, which has the same length."""
     if not value.flags.c_contiguous:
         at = blob.data

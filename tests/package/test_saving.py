@@ -36,7 +36,7 @@ def share_new_blobs_of_one_size(monkeypatch):
 
 
 def share_blobs_of_equal_starts(monkeypatch):
-    monkeypatch.setattr("mil_ane_passes.package.weight_plan._is_equal_to_blob", lambda file, blob, value: True)
+    monkeypatch.setattr("mil_ane_passes.package.weight_plan.is_equal_to_blob", lambda file, blob, value: True)
 
 
 def write_another_op(monkeypatch):
