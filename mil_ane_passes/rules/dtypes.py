@@ -6,6 +6,7 @@ import functools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
+import coremltools as ct
 import numpy as np
 from coremltools.converters.mil.mil import Block, Builder, Function, ListVar, Operation, Program, Var, types
 
@@ -14,6 +15,7 @@ from ..ir.large_values import list_groups, merge_groups
 from ..ir.query import (
     get_consumers,
     get_flat_inputs,
+    get_function,
     get_type_info,
     is_computed_in_fp16,
     is_const,
@@ -282,12 +284,16 @@ class Fp32ComputeLeft(BlockRule):
                     merge_groups(island, var.op, op)
         fix = "fp16_compute{mixed=true}" if island and _is_mixed_precision(block) else "fp16_compute"
         for members in list_groups(island):
+            if all(map(_has_no_fp16, members)):
+                yield Hit(members[0], note=_format_newer_target_note(members), covers=members)
+                continue
             yield Hit(members[0], note=_format_fp32_note(members, fix), covers=members, fixed_by=fix)
 
     def examples(self) -> Iterable[Example]:
         yield Example("one partition", lambda: _build_chain(types.fp32, False))
         yield Example("inside fp16", lambda: _build_chain(types.fp16, True))
         yield Example("fp16", lambda: _build_chain(types.fp16, False), reason="")
+        yield Example("a layer without fp16 in its opset", _build_old_lstm)
         yield Example("casts at the model interface", _build_interface_casts, reason="")
 
 
@@ -296,6 +302,12 @@ def _computes_in_fp32(op: Operation) -> bool:
         return False
     read = [var for var in get_flat_inputs(op) if var.op is None or var.op.op_type != "const"]
     return any(get_type_info(var).dtype == types.fp32 for var in [*op.outputs, *read])
+
+
+def _has_no_fp16(op: Operation) -> bool:
+    """Return whether the op of this opset is defined for fp32 only, as recurrent layers before iOS17."""
+    domains = getattr(op, "type_domains", {})
+    return bool(domains) and not any(types.fp16 in domain for domain in domains.values())
 
 
 def _is_mixed_precision(block: Block) -> bool:
@@ -308,6 +320,12 @@ def _is_mixed_precision(block: Block) -> bool:
     return any(map(is_computed_in_fp16, iterate_nested_ops(block)))
 
 
+def _format_newer_target_note(members: list[Operation]) -> str:
+    kinds = ", ".join(sorted({op.op_type for op in members}))
+    opset = get_function(members[0]).opset_version.name
+    return f"{kinds} computes in fp32, as {opset} has no fp16 for it: convert with minimum_deployment_target iOS17"
+
+
 def _format_fp32_note(members: list[Operation], fix: str) -> str:
     kinds = Counter(op.op_type for op in members).most_common()
     shown = ", ".join(f"{count} {kind}" for kind, count in kinds[:_MAX_KINDS_NAMED])
@@ -315,6 +333,16 @@ def _format_fp32_note(members: list[Operation], fix: str) -> str:
     if len(members) == 1:
         return f"{shown} computes in fp32; ane::{fix} converts it to fp16"
     return f"{len(members)} ops compute in fp32 ({shown}{more}); ane::{fix} converts them to fp16"
+
+
+def _build_old_lstm() -> Program:
+    def build_body(x: Var) -> Var:
+        zeros = np.zeros((1, 4), np.float32)
+        result: Var = Builder.lstm(x=x, initial_h=zeros, initial_c=zeros, weight_ih=np.ones((16, 3), np.float32),
+                                   weight_hh=np.ones((16, 4), np.float32))[0]
+        return result
+
+    return build_program(build_body, x=(5, 1, 3), dtype=types.fp32, opset=ct.target.iOS16)
 
 
 def _build_chain(dtype: object, island: bool) -> Program:

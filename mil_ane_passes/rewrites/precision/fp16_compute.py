@@ -136,10 +136,8 @@ class Fp16Compute(ProgramRewrite):
                 continue
             with function:  # the inputs that an op accepts depend on the opset of the current function
                 for op in candidates:
-                    reason = self._find_fp32_reason(op, kept_names, constants, is_mixed)
-                    if not reason and not can_read_fp16(op):
-                        reason = f"kept fp32: no fp16 for {op.op_type} in {function.opset_version.name}"
-                    reasons[numbers[op]] = reason
+                    reasons[numbers[op]] = self._find_fp32_reason(op, kept_names, constants, is_mixed) if (
+                        can_read_fp16(op)) else f"kept fp32: no fp16 for {op.op_type} in {function.opset_version.name}"
         return reasons
 
     def _parse_kept_names(self, ops: Iterable[Operation]) -> frozenset[str]:

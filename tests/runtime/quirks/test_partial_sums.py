@@ -238,3 +238,13 @@ def test_sums_over_a_large_weight_overflow_in_the_first_call(rows: int, precisio
     made = program(lambda x: mb.linear(x=x, weight=weight, name="y"), {"x": x})
     Runtime(made, precision=precision, partial_sums=lambda op, bound: bounds.append(bound))({"x": x})
     assert bounds == [1024 * 16 * 8]
+
+
+def test_a_nan_in_one_row_does_not_hide_the_sums_of_the_others() -> None:
+    x = np.stack([np.zeros(8), np.tile([100, -100], 4)]).astype(np.float16)
+    x[0, 0] = np.nan
+    bounds: list[float] = []
+    made = program(lambda x: mb.linear(x=x, weight=np.full((4, 8), 100, np.float16), name="y"), {"x": x})
+    Runtime(made, partial_sums=lambda op, bound: bounds.append(bound))({"x": x})
+    Runtime(made, partial_sums=lambda op, bound: bounds.append(bound))({"x": np.full_like(x, np.nan)})
+    assert bounds == [8 * 100 * 100]
