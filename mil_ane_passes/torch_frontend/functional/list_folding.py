@@ -250,8 +250,9 @@ def _fold_identity(graph: Any, node: Any) -> Any:
     """Fold `x is x` and `x is not x`, and those of a value that an op has made and of another one, or of an input."""
     first, second = node.inputs()
     same = first.unique() == second.unique()
-    kinds = {first.node().kind(), second.node().kind()}
-    apart = bool(kinds & _MAKING_OPS) and kinds <= {*_MAKING_OPS, "prim::Param"}
+    given = {value.unique() for value in graph.inputs()}
+    made = [value.node().kind() in _MAKING_OPS for value in (first, second)]
+    apart = any(made) and all(is_made or value.unique() in given for is_made, value in zip(made, (first, second)))
     return _insert_constant(graph, node, same == (node.kind() == "aten::__is__")) if same or apart else None
 
 

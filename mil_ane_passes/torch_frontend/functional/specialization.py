@@ -91,6 +91,9 @@ def _simplify_once(graph: Any) -> None:
     for kind in _LIKE_FIRST:
         for node in graph.findAllNodes(kind, True):
             next(node.outputs()).setType(next(node.inputs()).type())
+    for kind in _RESHAPING_IN_PLACE:
+        for node in graph.findAllNodes(kind, True):
+            next(node.inputs()).setType(torch._C.TensorType.get())
     torch._C._jit_pass_peephole(graph, False)
     torch._C._jit_pass_dce(graph)
     _inline_known_branches(graph)
@@ -116,13 +119,17 @@ def _infer_rank(value: Any, depth: int = 64) -> int | None:
     import torch
 
     node, kind = value.node(), value.node().kind().removeprefix("aten::").rstrip("_")
+    if depth == 0 or any(use.user.kind() in _RESHAPING_IN_PLACE for use in value.uses()):
+        return None
     found = value.type().dim() if isinstance(value.type(), torch._C.TensorType) else None
-    if found is not None or depth == 0:
-        return None if found is None else int(found)
+    if found is not None:
+        return int(found)
     given = list(node.inputs())
     if kind in ("view", "reshape"):
         listed = given[1].node()
-        return len(list(listed.inputs())) if listed.kind() == "prim::ListConstruct" else None
+        is_fixed = listed.kind() == "prim::ListConstruct" and all(
+            use.user.kind() in ("aten::view", "aten::reshape") for use in given[1].uses())
+        return len(list(listed.inputs())) if is_fixed else None
     if kind in _KEEPING_RANK:
         return _infer_rank(given[0], depth - 1)
     if kind in ("add", "sub", "mul", "div"):
@@ -166,6 +173,8 @@ def _infer_dtype(value: Any, depth: int = 64) -> Any:
     found = value.type().dtype() if isinstance(value.type(), torch._C.TensorType) else None
     if found is not None or depth == 0:
         return found
+    if node.kind().startswith("aten::") and node.kind().endswith("_") and not node.kind().endswith("__"):
+        return _infer_dtype(next(node.inputs()), depth - 1)  # in place
     if kind in _COMPARISONS:
         return torch.bool
     if kind == "prim::If":
@@ -178,7 +187,8 @@ def _infer_dtype(value: Any, depth: int = 64) -> Any:
         is_number = not isinstance(list(node.inputs())[1].type(), torch._C.TensorType)
         return first if first == second or (is_number and first is not None and first.is_floating_point) else None
     if kind in _KEEPING_FLOATS:
-        return _infer_dtype(next(node.inputs()), depth - 1)
+        given_dtype = _infer_dtype(next(node.inputs()), depth - 1)
+        return given_dtype if given_dtype is not None and given_dtype.is_floating_point else None
     if kind not in (*_CREATING, *_KEEPING_DTYPE):
         return None
     names = [argument.name for argument in torch._C.parse_schema(node.schema()).arguments]
@@ -252,8 +262,11 @@ _KEEPING_FLOATS = ("layer_norm", "dropout", "linear", "relu", "gelu", "batch_nor
                    "bmm", "scaled_dot_product_attention")
 "Ops of floats whose result has the dtype of the first operand."
 _KEEPING_RANK = ("layer_norm", "dropout", "linear", "relu", "gelu", "softmax", "transpose", "permute", "contiguous",
-                 "clone", "to", "masked_fill", "batch_norm", "silu", "sigmoid", "tanh")
+                 "clone", "to", "batch_norm", "silu", "sigmoid", "tanh")
 "Ops whose result has the rank of the first operand."
+_RESHAPING_IN_PLACE = frozenset(f"aten::{name}" for name in (
+    "unsqueeze_", "squeeze_", "t_", "transpose_", "swapaxes_", "swapdims_", "resize_", "resize_as_", "as_strided_", "set_"))
+"Ops that give a tensor another shape in place."
 _FOLDABLE_LISTS = ("aten::eq", "aten::ne", "aten::len")
 "Ops that are folded for lists of constants, too: `x.size() == y.size()`."
 _DIVISIONS = ("aten::floordiv", "aten::__round_to_zero_floordiv", "aten::remainder")

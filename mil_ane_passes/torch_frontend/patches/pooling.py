@@ -165,10 +165,16 @@ def _convert_as_coremltools(context: Any, node: Any, given: Any, count: int) -> 
     stride = _read_per_axis(given.stride, node, "stride", count) if _is_stride_given(given.stride, node) else kernel
     padding = _read_per_axis(given.padding, node, "padding", count) if given.padding is not None else [0] * count
     ceil, sizes = bool(to_python(given.ceil_mode, node, "ceil_mode")), given.self.shape[-count:]
+    if count == 3 and ceil and any(padding) and not all(isinstance(size, int | np.integer) for size in sizes):
+        _pool_by_rounding_down(context, node, given, kernel, stride, padding)
+        return
     # With padding MIL drops a window after the input as well, and a window within the kernel's reach begins inside.
     skips = [ceil and not pad and step > reach for pad, step, reach in zip(padding, stride, kernel)]
     if any(skip and not isinstance(size, int | np.integer) for skip, size in zip(skips, sizes)):
-        _pool_by_rounding_down(context, node, given.self, kernel, stride, padding)
+        if any(padding):
+            raise NotConverted.at(node, "ceil_mode with padding and a stride above the kernel, on a flexible size",
+                                  "fix the size, or pad the input and leave ceil_mode out")
+        _pool_by_rounding_down(context, node, given, kernel, stride, padding)
         return
     _TORCH_OPS_REGISTRY.name_to_func_mapping[node.kind](context, node)
     behind = [int(skip and -(-(int(size) - reach) // step) * step >= size) if skip else 0
@@ -180,19 +186,20 @@ def _convert_as_coremltools(context: Any, node: Any, given: Any, count: int) -> 
 
 
 def _pool_by_rounding_down(
-    context: Any, node: Any, x: Var, kernel: list[int], stride: list[int], padding: list[int]
+    context: Any, node: Any, given: Any, kernel: list[int], stride: list[int], padding: list[int]
 ) -> None:
-    """Pool flexible sizes in ceil_mode, without padding, with as many windows as PyTorch has for every size.
+    """Pool flexible sizes in ceil_mode with as many windows as PyTorch has for every size.
 
-    PyTorch counts min(ceil((n - k) / s) + 1, ceil(n / s)) windows, those that begin inside the input. Both are
-    floor((n + pad - k) / s) + 1, with s - 1 and k - 1 as the padding after: the smaller of the two gives the minimum.
-    Padding is left out of averages, as PyTorch leaves out what ceil_mode adds.
+    PyTorch counts min(ceil((n + 2 p - k) / s) + 1, ceil((n + p) / s)) windows, those that begin inside the input or the
+    padding before it. Both are floor((n + p + after - k) / s) + 1, with p + s - 1 and k - 1 as the padding after: the
+    smaller of the two gives the minimum. Padding is left out of averages, as PyTorch leaves out what ceil_mode adds.
     """
-    if any(padding):
-        raise NotConverted.at(node, "ceil_mode with padding and a stride above the kernel, on a flexible size",
-                              "fix the size, or pad the input and leave ceil_mode out")
-    pads = [pad for reach, step in zip(kernel, stride) for pad in (0, min(step, reach) - 1)]
-    common = {"x": x, "kernel_sizes": kernel, "strides": stride, "pad_type": "custom", "pad": pads}
+    if any(padding) and node.kind.startswith("avg") and to_python(given.count_include_pad, node, "count_include_pad"):
+        raise NotConverted.at(node, "averages padding in ceil_mode, on a flexible size",
+                              "pass count_include_pad=False, fix the size, or leave ceil_mode out")
+    pads = [pad for before, reach, step in zip(padding, kernel, stride)
+            for pad in (before, min(before + step, reach) - 1)]
+    common = {"x": given.self, "kernel_sizes": kernel, "strides": stride, "pad_type": "custom", "pad": pads}
     if node.kind.startswith("max"):
         _add_maxima(context, node, mb.max_pool(**common))
     else:

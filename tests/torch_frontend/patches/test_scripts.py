@@ -381,3 +381,65 @@ def test_an_exception_on_values_and_one_that_is_always_raised_are_refused():
         converted(scripted(RaisesOnValues), X3)
     with pytest.raises(NotConverted, match=r"test_scripts\.py:\d+\): raises an exception for inputs of these shapes"):
         converted(scripted(RaisesAlways), X3)
+
+
+class GrowsItsShape(nn.Module):
+    """The list of sizes is longer where it is read than where it begins."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        sizes = [x.shape[0]]
+        for axis in range(1, x.dim()):
+            sizes.append(x.shape[axis])
+        sizes.append(1)
+        y = x.view(sizes)
+        return y.squeeze(-1) * 3.0 if y.dim() == 4 else y * 3.0
+
+
+class BroadcastsAMask(nn.Module):
+    """A fill has the rank of the mask if that is larger."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        bias = torch.zeros(x.shape[2]).masked_fill(x > 0, 1.0)
+        return bias + x if bias.dim() == 3 else x * 2.0
+
+
+class MakesFloats(nn.Module):
+    """A function of integers is a float, a comparison in place is not a bool."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        one = torch.sigmoid(x.to(torch.int32))
+        other = x.clone().eq_(0.0)
+        return one + x if one.is_floating_point() and other.is_floating_point() else x * 2.0
+
+
+class ChangesItsShape(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x.view(x.shape[0], x.shape[1], 2, x.shape[2] // 2)
+        y.unsqueeze_(0)
+        return x + 1.0 if y.dim() == 5 else x - 1.0
+
+
+class CarriesItself(nn.Module):
+    """A value that a loop carries is another one at first only."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x + 1.0
+        before, out = y, x
+        for _ in range(3):
+            if before is y:
+                out = out + 10.0
+            before = before * 2.0
+            out = out + before
+        return out
+
+
+@pytest.mark.parametrize("kind", [GrowsItsShape, BroadcastsAMask, MakesFloats, ChangesItsShape, CarriesItself])
+@pytest.mark.parametrize("flexible", [False, True])
+def test_questions_about_values_that_change_are_not_answered_in_advance(kind, flexible):
+    module, x = scripted(kind), torch.randn(2, 3, 4)
+    mlmodel = ane.convert(module, inputs=input_types([x], [1] if flexible else []), skip_model_load=True,
+                          compute_precision=ct.precision.FLOAT32, minimum_deployment_target=ct.target.iOS17)
+    for size in (3, 5) if flexible else (3,):
+        given = torch.randn(2, size, 4)
+        (found,) = outputs(mlmodel, [given])
+        np.testing.assert_allclose(found, module(given).numpy(), rtol=1e-5, atol=1e-5)

@@ -593,6 +593,17 @@ def pooling_without_a_batch(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
 add_case("pooling without a batch", pooling_without_a_batch, POOLING_X)
 
 
+# In 3-D, coremltools has a window too many where the size is flexible.
+for kind in ("max", "avg"):
+    options = {"count_include_pad": False} if kind == "avg" else {}
+    add_case(f"pooling flexible volumes in ceil mode, {kind}", lambda x, kind=kind, options=options: (
+        getattr(F, f"{kind}_pool3d")(x, 2, 2, 1, ceil_mode=True, **options),
+        getattr(F, f"{kind}_pool3d")(x, 3, (1, 2, 3), 1, ceil_mode=True, **options)),
+        torch.randn(1, 2, 7, 7, 7), flexible=[2], lowest=5, at=[(torch.randn(1, 2, size, 7, 7),) for size in (5, 8, 9)])
+add_refused("pooling flexible volumes in ceil mode with averaged padding is refused", "averages padding in ceil_mode",
+            lambda x: F.avg_pool3d(x, 2, 2, 1, ceil_mode=True), torch.randn(1, 2, 7, 7, 7), flexible=[2])
+
+
 # Generalized mean pooling, as of embeddings of images.
 def pooling_of_the_whole_image(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     size, one = (x.size(-2), x.size(-1)), x[0]
