@@ -13,7 +13,7 @@ __all__ = ["fold_lists"]
 def fold_lists(graph: Any) -> None:
     """Replace expressions of known lists and literals by their values.
 
-    That is: `len(a)`, `a[i]`, `n in a`, `all(a)`, `any(a)`, `min(a)`, `max(a)` of known lists, `d["key"]` of dict
+    That is: `a + b`, `[n] * k`, `len(a)`, `a[i]`, `n in a`, `all(a)`, `any(a)`, `min(a)`, `max(a)` of known lists, `d["key"]` of dict
     literals, `x is x`, lists and dicts that grow, the parts of a tuple that is made in the graph, and those of
     `unbind`, `split` and `chunk` along an axis of known size.
     """
@@ -37,6 +37,8 @@ def fold_lists(graph: Any) -> None:
         ("aten::any", _fold_quantifier),
         ("prim::min", _fold_extreme),
         ("prim::max", _fold_extreme),
+        ("aten::add", _fold_list),
+        ("aten::mul", _fold_list),
         ("aten::__is__", _fold_identity),
         ("aten::__isnot__", _fold_identity),
     ):
@@ -91,21 +93,40 @@ def _merge_appends(graph: Any, node: Any) -> None:
     Only appends in the same block, before anything else reads the list, can be merged.
     """
     users = [use.user for use in node.output().uses()]
-    appends = sorted((user for user in users if user.kind() == "aten::append"), key=_NodeOrder)
-    others = [user for user in users if user.kind() != "aten::append"]
+    appends = sorted((user for user in users if _get_appended(user, node.output()) is not None), key=_NodeOrder)
+    others = [user for user in users if _get_appended(user, node.output()) is None]
     if not appends or any(append.owningBlock() != node.owningBlock() for append in appends):
         return
     if any(find_written_arguments(other) or not other.isAfter(appends[-1]) for other in others):
         return
-    built = graph.create("prim::ListConstruct", [*node.inputs(), *(list(each.inputs())[1] for each in appends)], 1)
+    added = [value for each in appends for value in _get_appended(each, node.output()) or ()]
+    with graph.insert_point_guard(appends[-1]):
+        values = [graph.insertConstant(each) if isinstance(each, int | float) else each for each in added]
+    built = graph.create("prim::ListConstruct", [*node.inputs(), *values], 1)
     built.insertAfter(appends[-1])
     built.copyMetadata(node)
     built.output().setType(node.output().type())
     for append in appends:
-        append.output().replaceAllUsesWith(built.output())
+        for output in append.outputs():
+            output.replaceAllUsesWith(built.output())
         append.destroy()
     node.output().replaceAllUsesWith(built.output())
     node.destroy()
+
+
+def _get_appended(node: Any, held: Any) -> list[Any] | None:
+    """Return what a node adds to the end of a list `held`, as `append`, `extend` and `+=` do; None if it does not."""
+    inputs = list(node.inputs())
+    if node.kind() == "aten::append":
+        return inputs[1:]
+    if node.kind() not in ("aten::add_", "aten::extend") or inputs[0].unique() != held.unique() or (
+            inputs[1].unique() == held.unique()):
+        return None
+    other = inputs[1]  # it is an argument of an op that writes, but to the other one
+    if other.node().kind() == "prim::ListConstruct" and len(other.uses()) == 1:
+        return list(other.node().inputs())
+    known = other.toIValue() if other.node().kind() == "prim::Constant" else None
+    return known if isinstance(known, list) else None
 
 
 def _merge_items(graph: Any, node: Any) -> None:
@@ -177,11 +198,30 @@ def _get_elements(value: Any) -> list[Any] | None:
     if kind == "aten::add":
         first, second = _get_elements(inputs[0]), _get_elements(inputs[1])
         return None if first is None or second is None else first + second
+    if kind == "aten::mul":
+        repeated, count = _get_elements(inputs[0]), read_constant(inputs[1])
+        return repeated * count if repeated is not None and isinstance(count, int) else None
     if kind == "aten::slice":
         held, bounds = _get_elements(inputs[0]), [read_constant(bound) for bound in inputs[1:]]
         fixed = all(bound.node().kind() == "prim::Constant" for bound in inputs[1:])
         return held[slice(*bounds)] if held is not None and fixed else None
     return None
+
+
+def _fold_list(graph: Any, node: Any) -> Any:
+    """Fold the sum of two known lists of integers, or a repeated one: coremltools would add and multiply the numbers."""
+    kind = node.output().type()
+    elements = _get_elements(node.output()) if kind.kind() == "ListType" and (
+        kind.getElementType().kind() == "IntType") else None
+    if elements is None or None in elements:
+        return None
+    with graph.insert_point_guard(node):
+        values = [graph.insertConstant(each) if isinstance(each, int) else each for each in elements]
+    built = graph.create("prim::ListConstruct", values, 1)
+    built.insertBefore(node)
+    built.copyMetadata(node)
+    built.output().setType(kind)
+    return built.output()
 
 
 def _fold_length(graph: Any, node: Any) -> Any:

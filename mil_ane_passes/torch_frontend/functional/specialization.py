@@ -54,7 +54,9 @@ def specialize_graph(graph: Any, module: Any, parameters: dict[str, Any]) -> Non
     _fold_attributes(graph, module)
     _expand_tensor_lists(graph, module, parameters)
     _rewrite_convolution_modes(graph)
-    if any(graph.findAllNodes(kind, True) for kind in ("prim::If", "prim::Loop", "prim::DictConstruct")):
+    if any(graph.findAllNodes(kind, True) for kind in ("prim::If", "prim::Loop", "prim::DictConstruct")) or any(
+            node.output().type().kind() == "ListType" for kind in ("aten::add", "aten::add_", "aten::mul")
+            for node in graph.findAllNodes(kind, True)):
         for node in graph.findAllNodes("prim::GetAttr", True):
             tensor = parameters.get(node.output().debugName())
             if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided:

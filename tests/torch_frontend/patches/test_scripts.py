@@ -443,3 +443,25 @@ def test_questions_about_values_that_change_are_not_answered_in_advance(kind, fl
         given = torch.randn(2, size, 4)
         (found,) = outputs(mlmodel, [given])
         np.testing.assert_allclose(found, module(given).numpy(), rtol=1e-5, atol=1e-5)
+
+
+class AddsLists(nn.Module):
+    """Lists of sizes are joined and repeated, not added and multiplied."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        sizes = [2] + [1] * 2
+        more = [2]
+        more += [2, 2]
+        more.extend([3])
+        dropped = torch.ones([x.shape[0]] + [1] * (x.dim() - 1)) * 0.5
+        return (x + torch.ones(sizes).sum() + torch.ones(more).sum() + len(more)) * dropped
+
+
+@pytest.mark.parametrize("flexible", [False, True])
+def test_lists_are_joined(flexible):
+    module, x = scripted(AddsLists), torch.randn(2, 3, 4)
+    mlmodel = ane.convert(module, inputs=input_types([x], [1] if flexible else []), skip_model_load=True,
+                          compute_precision=ct.precision.FLOAT32, minimum_deployment_target=ct.target.iOS17)
+    given = torch.randn(2, 5 if flexible else 3, 4)
+    (found,) = outputs(mlmodel, [given])
+    np.testing.assert_allclose(found, module(given).numpy(), rtol=1e-5, atol=1e-5)
