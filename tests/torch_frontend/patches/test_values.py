@@ -865,7 +865,7 @@ def defined_by_torch_losses_and_shifts(x: torch.Tensor, y: torch.Tensor):
 KEPT = torch.tensor([[True, False], [False, True], [True, True]])
 
 
-@case(SCALAR_EXPAND_X, frontends=FRONTENDS)
+@case(SCALAR_EXPAND_X, frontends=TRACE_AND_EXPORT)
 def scalar_expand_an_element_of_a_constant(x: torch.Tensor):
     return (x.masked_fill(KEPT.clone()[0, 1], 2.0), x * (torch.arange(3) == 1)[1], x * KEPT[:, 0].clone().unbind(0)[1],
             x * torch.tensor([0.5, 2.0], dtype=torch.float16)[1].to(x.dtype))
