@@ -13,9 +13,9 @@ __all__ = ["fold_lists"]
 def fold_lists(graph: Any) -> None:
     """Replace expressions of known lists and literals by their values.
 
-    That is: `a + b`, `[n] * k`, `len(a)`, `a[i]`, `n in a`, `all(a)`, `any(a)`, `min(a)`, `max(a)` of known lists, `d["key"]` of dict
-    literals, `x is x`, lists and dicts that grow, the parts of a tuple that is made in the graph, and those of
-    `unbind`, `split` and `chunk` along an axis of known size.
+    That is: `a + b`, `[n] * k`, `len(a)`, `a[i]`, `n in a`, `all(a)`, `any(a)`, `min(a)`, `max(a)` of known lists,
+    `d["key"]` of dict literals, `x is x`, lists and dicts that grow, the parts of a tuple that is made in the graph, and
+    those of `unbind`, `split` and `chunk` along an axis of known size.
     """
     for kind in ("aten::unbind", "aten::chunk", "aten::split", "aten::split_with_sizes"):
         for node in graph.findAllNodes(kind, True):
@@ -25,6 +25,10 @@ def fold_lists(graph: Any) -> None:
         if built.kind() == "prim::TupleConstruct":
             for output, value in zip(list(node.outputs()), list(built.inputs()), strict=True):
                 output.replaceAllUsesWith(value)
+    for node in graph.findAllNodes("prim::TupleIndex", True):  # types are not propagated through tuples
+        built, place = next(node.inputs()).node(), read_constant(list(node.inputs())[1])
+        if built.kind() == "prim::TupleConstruct" and isinstance(place, int):
+            node.output().replaceAllUsesWith(list(built.inputs())[place])
     for node in graph.findAllNodes("prim::ListConstruct", True):
         _merge_appends(graph, node)
     for node in graph.findAllNodes("prim::DictConstruct", True):
@@ -209,7 +213,7 @@ def _get_elements(value: Any) -> list[Any] | None:
 
 
 def _fold_list(graph: Any, node: Any) -> Any:
-    """Fold the sum of two known lists of integers, or a repeated one: coremltools would add and multiply the numbers."""
+    """Fold the sum of two known lists of integers, or a repeated one: coremltools adds and multiplies the numbers."""
     kind = node.output().type()
     elements = _get_elements(node.output()) if kind.kind() == "ListType" and (
         kind.getElementType().kind() == "IntType") else None

@@ -85,7 +85,6 @@ def _simplify_once(graph: Any) -> None:
     import torch
 
     fold_lists(graph)
-    _read_tuples(graph)
     try:
         torch._C._jit_pass_propagate_shapes_on_graph(graph)
     except RuntimeError as error:  # torch's own analysis asserts that lists of some kinds do not occur
@@ -139,21 +138,6 @@ def _infer_rank(value: Any, depth: int = 64) -> int | None:
                  for each in given[:2]]
         return None if None in ranks else max(rank for rank in ranks if rank is not None)
     return None
-
-
-def _read_tuples(graph: Any) -> None:
-    """Replace elements of tuples that the graph has just made by the values: types are not propagated through tuples.
-    """
-    for kind in ("prim::TupleIndex", "prim::TupleUnpack"):
-        for node in graph.findAllNodes(kind, True):
-            made = next(node.inputs()).node()
-            if made.kind() != "prim::TupleConstruct":
-                continue
-            values = list(made.inputs())
-            place = read_constant(list(node.inputs())[1]) if kind == "prim::TupleIndex" else None
-            read = values if kind == "prim::TupleUnpack" else values[place:][:1] if isinstance(place, int) else ()
-            for output, value in zip(node.outputs(), read):
-                output.replaceAllUsesWith(value)
 
 
 def _fold_dtypes(graph: Any) -> None:
@@ -267,7 +251,8 @@ _KEEPING_RANK = ("layer_norm", "dropout", "linear", "relu", "gelu", "softmax", "
                  "clone", "to", "batch_norm", "silu", "sigmoid", "tanh")
 "Ops whose result has the rank of the first operand."
 _RESHAPING_IN_PLACE = frozenset(f"aten::{name}" for name in (
-    "unsqueeze_", "squeeze_", "t_", "transpose_", "swapaxes_", "swapdims_", "resize_", "resize_as_", "as_strided_", "set_"))
+    "unsqueeze_", "squeeze_", "t_", "transpose_", "swapaxes_", "swapdims_", "resize_", "resize_as_", "as_strided_",
+    "set_"))
 "Ops that give a tensor another shape in place."
 _FOLDABLE_LISTS = ("aten::eq", "aten::ne", "aten::len")
 "Ops that are folded for lists of constants, too: `x.size() == y.size()`."
