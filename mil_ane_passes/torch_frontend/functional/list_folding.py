@@ -14,7 +14,7 @@ def fold_lists(graph: Any) -> None:
     """Replace expressions of known lists and literals by their values.
 
     That is: `a + b`, `[n] * k`, `len(a)`, `a[i]`, `n in a`, `all(a)`, `any(a)`, `min(a)`, `max(a)` of known lists,
-    `d["key"]` of dict literals, `x is x`, lists and dicts that grow, the parts of a tuple that is made in the graph, and
+    `d["key"]` of dict literals, `x is x`, lists and dicts that grow, the parts of a tuple that the graph has made, and
     those of `unbind`, `split` and `chunk` along an axis of known size.
     """
     for kind in ("aten::unbind", "aten::chunk", "aten::split", "aten::split_with_sizes"):

@@ -62,9 +62,24 @@ def specialize_graph(graph: Any, module: Any, parameters: dict[str, Any]) -> Non
             if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided:
                 node.output().setType(torch._C.TensorType.create_from_tensor(tensor.detach()))
         _fold_known_branches(graph)
+        _mark_list_comparisons(graph)
         read = {node.output().debugName() for node in graph.findAllNodes("prim::GetAttr", True)}
         for name in parameters.keys() - read:
             del parameters[name]
+
+
+def _mark_list_comparisons(graph: Any) -> None:
+    """Give comparisons of lists of integers an op of their own: coremltools compares each element as of tensors."""
+    for kind in ("aten::eq", "aten::ne"):
+        for node in graph.findAllNodes(kind, True):
+            inputs = list(node.inputs())
+            if all(value.type().kind() == "ListType" for value in inputs):
+                made = graph.create(f"aten::_{kind.removeprefix('aten::')}_lists", inputs, 1)
+                made.insertBefore(node)
+                made.copyMetadata(node)
+                made.output().setType(node.output().type())
+                node.output().replaceAllUsesWith(made.output())
+                node.destroy()
 
 
 def _fold_known_branches(graph: Any) -> None:

@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
+from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
 from ...ir.coremltools_internals import set_typed_value
 from ...passes.severity import Severity
 from ..contract import Patch
 from ..errors import NotConverted
 from ..functional.specialization import use_input_types
-from ..lowering import cast_to
+from ..lowering import cast_to, to_size_vector
 from ..probes import find_fault
 
 PATCH = Patch(code="TORCH165", severity=Severity.WRONG,
@@ -170,6 +171,25 @@ def lower_is(context: Any, node: Any) -> None:
     first, second = (context[name] for name in node.inputs)
     same = first is second
     context.add(mb.const(val=same == (node.kind in ("is", "__is__")), name=node.name), torch_name=node.name)
+
+
+@PATCH.op("_eq_lists", "_ne_lists")
+def compare_lists(context: Any, node: Any) -> None:
+    """Lower `a == b` and `a != b` of lists of sizes: one bool, known if the sizes are, or are the same symbols."""
+    first, second = (context[name] for name in node.inputs)
+    first, second = (to_size_vector(each) if isinstance(each, list | tuple) else each for each in (first, second))
+    negated = node.kind == "_ne_lists"
+    sizes = [list(np.ravel(each.sym_val if isinstance(each, Var) else each)) if not isinstance(each, Var) or (
+        each.sym_val is not None) else None for each in (first, second)]
+    if len(first.shape) != len(second.shape) or first.shape != second.shape:
+        context.add(mb.const(val=negated, name=node.name), torch_name=node.name)
+    elif None not in sizes and (sizes[0] == sizes[1] or not any(map(is_symbolic, [*sizes[0], *sizes[1]]))):
+        context.add(mb.const(val=(sizes[0] == sizes[1]) != negated, name=node.name), torch_name=node.name)
+    else:
+        equal = mb.cast(x=mb.equal(x=first, y=second), dtype="int32")
+        same = mb.cast(x=mb.reduce_min(x=equal, axes=[0], keep_dims=False), dtype="bool")
+        context.add(mb.logical_not(x=same, name=node.name) if negated else mb.identity(x=same, name=node.name),
+                    torch_name=node.name)
 
 
 @PATCH.op("not")

@@ -465,3 +465,28 @@ def test_lists_are_joined(flexible):
     given = torch.randn(2, 5 if flexible else 3, 4)
     (found,) = outputs(mlmodel, [given])
     np.testing.assert_allclose(found, module(given).numpy(), rtol=1e-5, atol=1e-5)
+
+
+class ComparesShapes(nn.Module):
+    """Shapes that are equal, that differ, and that are equal for some sizes only."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape != torch.zeros_like(x).shape:
+            x = x + 100.0
+        if x.size() == x[:, 1:].size():
+            x = x + 1000.0
+        if x.shape == [x.shape[0], 3, 4]:
+            x = x * 2.0
+        y = x.mean(1, keepdim=True)
+        return x + 7.0 if x.shape == y.shape else x + y
+
+
+def test_flexible_shapes_are_compared_as_lists():
+    module, x = scripted(ComparesShapes), torch.randn(2, 3, 4)
+    mlmodel = ane.convert(module, inputs=[ct.TensorType("x0", (2, ct.RangeDim(1, 8, default=3), 4))],
+                          skip_model_load=True, compute_precision=ct.precision.FLOAT32,
+                          minimum_deployment_target=ct.target.iOS17)
+    for size in (1, 3, 5):
+        x = torch.randn(2, size, 4)
+        (found,) = outputs(mlmodel, [x])
+        np.testing.assert_allclose(found, module(x).numpy(), rtol=1e-5, atol=1e-5)
