@@ -179,17 +179,23 @@ def compare_lists(context: Any, node: Any) -> None:
     first, second = (context[name] for name in node.inputs)
     first, second = (to_size_vector(each) if isinstance(each, list | tuple) else each for each in (first, second))
     negated = node.kind == "_ne_lists"
-    sizes = [list(np.ravel(each.sym_val if isinstance(each, Var) else each)) if not isinstance(each, Var) or (
-        each.sym_val is not None) else None for each in (first, second)]
-    if len(first.shape) != len(second.shape) or first.shape != second.shape:
+    known, others = (_get_sizes(each) for each in (first, second))
+    if first.shape != second.shape:
         context.add(mb.const(val=negated, name=node.name), torch_name=node.name)
-    elif None not in sizes and (sizes[0] == sizes[1] or not any(map(is_symbolic, [*sizes[0], *sizes[1]]))):
-        context.add(mb.const(val=(sizes[0] == sizes[1]) != negated, name=node.name), torch_name=node.name)
+    elif known is not None and others is not None and (
+            known == others or not any(map(is_symbolic, [*known, *others]))):
+        context.add(mb.const(val=(known == others) != negated, name=node.name), torch_name=node.name)
     else:
         equal = mb.cast(x=mb.equal(x=first, y=second), dtype="int32")
         same = mb.cast(x=mb.reduce_min(x=equal, axes=[0], keep_dims=False), dtype="bool")
         context.add(mb.logical_not(x=same, name=node.name) if negated else mb.identity(x=same, name=node.name),
                     torch_name=node.name)
+
+
+def _get_sizes(vector: Any) -> list[Any] | None:
+    """Return the numbers and symbols of a vector of sizes; None if the builder does not know them."""
+    value = vector.sym_val if isinstance(vector, Var) else vector
+    return None if value is None else list(np.ravel(value))
 
 
 @PATCH.op("not")
