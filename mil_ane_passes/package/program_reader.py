@@ -85,6 +85,9 @@ class ProgramReader:
                 f"{self._where}: the model file has {len(programs)} programs and {len(entries)} functions under "
                 f"{len(functions)} names; expected one program with distinct names; {_REMEDY}"
             )
+        if "" in functions:
+            raise InputError(f"{self._where}: a function of the program has no name; expected one, such as 'main'; "
+                             f"{_REMEDY}")
         return functions
 
     def _read_function(self, member: Member, name: str, data: bytes) -> FunctionOrigin:

@@ -96,6 +96,14 @@ def bad_inline(source):
     write_spec(source, spec)
 
 
+def unname_function(source):
+    """A function without a name was taken for a new one: the package was saved without it, and without its weights."""
+    spec = spec_of(source)
+    spec.mlProgram.functions[""].CopyFrom(spec.mlProgram.functions["main"])
+    del spec.mlProgram.functions["main"]
+    write_spec(source, spec)
+
+
 def describe(change):
     def damage(source):
         spec = spec_of(source)
@@ -140,6 +148,7 @@ BROKEN = {
     "pipeline": (set_kind("pipeline"), "is a pipeline .pipeline. without an ML Program: it has no parts"),
     "other": (set_kind("normalizer"), "of type normalizer"),
     "opset": (other_opset, r"function 'main' is for opset 'CoreML99' but has blocks for 'CoreML\d'; expected one"),
+    "function without a name": (unname_function, "a function of the program has no name; expected one, such as 'main'"),
     "output not described": (
         describe(lambda d: d.ClearField("output")), "'main': the model's description lacks the output '.*', which the "
         "function has; expected the same names in both"),
