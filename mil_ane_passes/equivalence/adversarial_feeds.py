@@ -196,6 +196,7 @@ def _list_free_floats(function: Function, inside: Mapping[str, Interval], descri
 
 
 def _make_ties(random: np.random.Generator, values: Array) -> Array:
+    """Return the values rounded to multiples of 0.5, with tiny ones and with rows of one number."""
     return _set_extremes_and_rows(random, np.round(values * 4) / 2, _TINY_VALUES)
 
 
@@ -218,11 +219,12 @@ class _Sampler:
         self._inside = infer_input_domains(function, sizes)
         self._wrapping = infer_input_domains(function, sizes, negative=True)
         self._images = find_image_inputs(description)
+        self._free_floats = _list_free_floats(function, self._inside, description)
 
     def kinds(self) -> Iterator[str]:
         """Yield the kinds of adversarial feeds that apply to this function's inputs."""
         inputs = {name: self._function.inputs[name] for name in self._choice.shapes}
-        if any(self._is_free_float(name, var) for name, var in inputs.items()):
+        if not self._free_floats.isdisjoint(inputs):
             shapes = self._choice.shapes
             is_long = _MIN_LONG_RUN_ELEMENTS <= count_computed_elements(self._function, shapes) < math.inf
             yield from (WIDE_AND_TIES, SPECIAL) if is_long else (WIDE, SPECIAL, TIES)
@@ -245,18 +247,15 @@ class _Sampler:
             if name in self._images:
                 if kind in (WIDE, WIDE_AND_TIES):
                     feeds[name] = random.choice([0, 255], value.shape).astype(value.dtype)
-            elif self._is_free_float(name, var) and kind != INDICES:
+            elif name in self._free_floats and kind != INDICES:
                 feeds[name] = self._floats(name, kind, random, value)
             elif self._is_index(name, var) and kind in (WIDE, WIDE_AND_TIES, INDICES):
                 feeds[name] = self._integers(name, kind, random, value)
         return feeds
 
-    def _is_free_float(self, name: str, var: Var) -> bool:
-        return types.is_float(var.dtype) and math.isinf(self._inside[name][1]) and name not in self._images
-
     def _is_index(self, name: str, var: Var) -> bool:
         """Return whether the input holds whole numbers that are neither flags nor pixels."""
-        if name in self._images or var.dtype == types.bool or self._is_free_float(name, var):
+        if name in self._images or var.dtype == types.bool or name in self._free_floats:
             return False
         return self._inside[name] != (0, 1) or self._wrapping[name][0] < 0
 

@@ -272,6 +272,8 @@ class _ContentCheck:
 
     def _has_same_value(self, var: Var, other: Var) -> bool:
         """Return whether two constants have the same bytes; those of large ones are compared piece by piece."""
+        if var.dtype != other.dtype:
+            return False
         held, place, at = get_typed_value(var), get_blob_ref(var), get_blob_ref(other)
         lazy = isinstance(held, LazyValue)
         value = np.frombuffer(held.read_packed(), np.uint8) if lazy else np.asarray(var.val)

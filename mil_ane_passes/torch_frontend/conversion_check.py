@@ -216,13 +216,11 @@ def _find_differing_outputs(
         found = compiled(feeds, copy_state(plan))
     except InputError as error:
         return [OutputDifference("the program", False, False, reason=f"cannot be run: {error}")]
-    judged = [
-        compare_within_tolerance(
-            name, value if plan.asked else _take_undefined(value, result, bool(plan.adversarial)), result, tolerance
-        )
-        for name, value, result in zip(expected, expected.values(), (
-            found[number] if number < len(compiled.outputs) else found[name] for number, name in enumerate(expected)))
-    ]
+    judged = []
+    for number, (name, value) in enumerate(expected.items()):
+        result = found[number] if number < len(compiled.outputs) else found[name]
+        wanted = value if plan.asked else _take_undefined(value, result, bool(plan.adversarial))
+        judged.append(compare_within_tolerance(name, wanted, result, tolerance))
     return [each for each in judged if not each.passed]
 
 

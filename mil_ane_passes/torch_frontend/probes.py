@@ -7,6 +7,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ __all__ = [
     "convert_to_mil",
     "export_function",
     "find_fault",
+    "find_refused_input",
     "is_lowered_by_coremltools",
     "isolate_coremltools",
     "trace_function",
@@ -105,6 +107,28 @@ def find_fault(function: Callable[..., Any], *example: Any, flexible: Sequence[i
         and np.allclose(one, torch.as_tensor(other).numpy(), rtol=1e-4, atol=1e-5, equal_nan=True)
         for one, other in zip(found, expected, strict=True))
     return None if same else "silently miscompiled"
+
+
+def find_refused_input(argument: Any, value: Any) -> str | None:
+    """Return why coremltools refuses the input `argument` of an exported program, or None when it accepts it.
+
+    `value` is its example. Exporting a program would take ten times as long as reading a signature.
+    """
+    from coremltools.converters.mil.frontend.torch import exir_utils
+    from torch import fx
+    from torch.export.graph_signature import InputKind, InputSpec
+
+    graph = fx.Graph()
+    graph.placeholder(argument.name).meta["val"] = value
+    signature = SimpleNamespace(input_specs=[InputSpec(InputKind.USER_INPUT, argument, None)], buffers_to_mutate={},
+                                parameters=(), buffers=())
+    try:
+        exir_utils._extract_inputs_from_exir_program(SimpleNamespace(
+            graph_signature=signature, graph_module=SimpleNamespace(graph=graph), parameters=tuple, buffers=tuple,
+            range_constraints={}))
+    except NotImplementedError as error:
+        return f"refused: {str(error).splitlines()[0]}"
+    return None
 
 
 def _make_module(function: Callable[..., Any]) -> Any:

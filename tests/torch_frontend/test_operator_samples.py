@@ -49,7 +49,7 @@ def list_ops() -> dict[str, list[Any]]:
     """Return the ops by name; torch's module needs a package of test helpers, of which only a base class is used."""
     if "expecttest" not in sys.modules:
         stub = ModuleType("expecttest")
-        stub.TestCase = unittest.TestCase  # type: ignore[attr-defined]
+        vars(stub)["TestCase"] = unittest.TestCase
         sys.modules["expecttest"] = stub
     try:
         from torch.testing._internal.common_methods_invocations import op_db

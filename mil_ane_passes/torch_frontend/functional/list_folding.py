@@ -105,7 +105,7 @@ def _merge_appends(graph: Any, node: Any) -> None:
         return
     added = [value for each in appends for value in _get_appended(each, node.output()) or ()]
     with graph.insert_point_guard(appends[-1]):
-        values = [graph.insertConstant(each) if isinstance(each, int | float) else each for each in added]
+        values = [graph.insertConstant(each) if isinstance(each, bool | int | float | str) else each for each in added]
     built = graph.create("prim::ListConstruct", [*node.inputs(), *values], 1)
     built.insertAfter(appends[-1])
     built.copyMetadata(node)
@@ -121,11 +121,11 @@ def _merge_appends(graph: Any, node: Any) -> None:
 def _get_appended(node: Any, held: Any) -> list[Any] | None:
     """Return what a node adds to the end of a list `held`, as `append`, `extend` and `+=` do; None if it does not."""
     inputs = list(node.inputs())
-    if node.kind() == "aten::append":
-        return inputs[1:]
-    if node.kind() not in ("aten::add_", "aten::extend") or inputs[0].unique() != held.unique() or (
+    if node.kind() not in ("aten::append", "aten::add_", "aten::extend") or inputs[0].unique() != held.unique() or (
             inputs[1].unique() == held.unique()):
         return None
+    if node.kind() == "aten::append":
+        return inputs[1:]
     other = inputs[1]  # it is an argument of an op that writes, but to the other one
     if other.node().kind() == "prim::ListConstruct" and len(other.uses()) == 1:
         return list(other.node().inputs())
@@ -199,12 +199,8 @@ def _get_elements(value: Any) -> list[Any] | None:
         return sizes
     if kind == "aten::list":
         return _get_elements(inputs[0])
-    if kind == "aten::add":
-        first, second = _get_elements(inputs[0]), _get_elements(inputs[1])
-        return None if first is None or second is None else first + second
-    if kind == "aten::mul":
-        repeated, count = _get_elements(inputs[0]), read_constant(inputs[1])
-        return repeated * count if repeated is not None and isinstance(count, int) else None
+    if kind in ("aten::add", "aten::mul"):
+        return _compute_elements(node)
     if kind == "aten::slice":
         held, bounds = _get_elements(inputs[0]), [read_constant(bound) for bound in inputs[1:]]
         fixed = all(bound.node().kind() == "prim::Constant" for bound in inputs[1:])
@@ -212,10 +208,21 @@ def _get_elements(value: Any) -> list[Any] | None:
     return None
 
 
+def _compute_elements(node: Any) -> list[Any] | None:
+    """Return the elements of the sum of two lists, or of a repeated list; None where they are not known."""
+    inputs = list(node.inputs())
+    first = _get_elements(inputs[0])
+    if node.kind() == "aten::mul":
+        count = read_constant(inputs[1])
+        return first * count if first is not None and isinstance(count, int) else None
+    second = _get_elements(inputs[1])
+    return None if first is None or second is None else first + second
+
+
 def _fold_list(graph: Any, node: Any) -> Any:
     """Fold the sum of two known lists of integers, or a repeated one: coremltools adds and multiplies the numbers."""
     kind = node.output().type()
-    elements = _get_elements(node.output()) if kind.kind() == "ListType" and (
+    elements = _compute_elements(node) if kind.kind() == "ListType" and (
         kind.getElementType().kind() == "IntType") else None
     if elements is None or None in elements:
         return None

@@ -17,6 +17,7 @@ from typing import Any
 from coremltools.converters.mil.frontend.torch.utils import NUM_TO_TORCH_DTYPE
 from coremltools.converters.mil.mil import types
 
+from ..errors import NotConverted
 from .attributes import get_attribute_path, hoist_attributes
 from .emitter import read_constant
 from .list_folding import fold_lists
@@ -54,32 +55,46 @@ def specialize_graph(graph: Any, module: Any, parameters: dict[str, Any]) -> Non
     _fold_attributes(graph, module)
     _expand_tensor_lists(graph, module, parameters)
     _rewrite_convolution_modes(graph)
+    for node in graph.findAllNodes("aten::warn", True):
+        node.destroy()
     if any(graph.findAllNodes(kind, True) for kind in ("prim::If", "prim::Loop", "prim::DictConstruct")) or any(
-            node.output().type().kind() == "ListType" for kind in ("aten::add", "aten::add_", "aten::mul")
+            _is_integer_list(node.output()) for kind in ("aten::add", "aten::add_", "aten::mul")
             for node in graph.findAllNodes(kind, True)):
         for node in graph.findAllNodes("prim::GetAttr", True):
             tensor = parameters.get(node.output().debugName())
             if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided:
                 node.output().setType(torch._C.TensorType.create_from_tensor(tensor.detach()))
         _fold_known_branches(graph)
-        _mark_list_comparisons(graph)
+        _rewrite_list_arithmetic(graph)
         read = {node.output().debugName() for node in graph.findAllNodes("prim::GetAttr", True)}
         for name in parameters.keys() - read:
             del parameters[name]
 
 
-def _mark_list_comparisons(graph: Any) -> None:
-    """Give comparisons of lists of integers an op of their own: coremltools compares each element as of tensors."""
+def _rewrite_list_arithmetic(graph: Any) -> None:
+    """Give comparisons of lists of integers an op of their own: coremltools compares each element as of tensors.
+
+    Raises NotConverted for sums and products of lists that are not known, which coremltools computes as of tensors.
+    """
     for kind in ("aten::eq", "aten::ne"):
         for node in graph.findAllNodes(kind, True):
             inputs = list(node.inputs())
-            if all(value.type().kind() == "ListType" for value in inputs):
+            if all(map(_is_integer_list, inputs)):
                 made = graph.create(f"aten::_{kind.removeprefix('aten::')}_lists", inputs, 1)
                 made.insertBefore(node)
                 made.copyMetadata(node)
                 made.output().setType(node.output().type())
                 node.output().replaceAllUsesWith(made.output())
                 node.destroy()
+    for kind in ("aten::add", "aten::add_", "aten::mul"):
+        for node in graph.findAllNodes(kind, True):
+            if _is_integer_list(node.output()):
+                raise NotConverted.at(node, "joins or repeats a list of numbers that are not known",
+                                      "write the list with all of its elements")
+
+
+def _is_integer_list(value: Any) -> bool:
+    return bool(value.type().kind() == "ListType" and value.type().getElementType().kind() == "IntType")
 
 
 def _fold_known_branches(graph: Any) -> None:
@@ -146,7 +161,7 @@ def _infer_rank(value: Any, depth: int = 64) -> int | None:
         is_fixed = listed.kind() == "prim::ListConstruct" and all(
             use.user.kind() in ("aten::view", "aten::reshape") for use in given[1].uses())
         return len(list(listed.inputs())) if is_fixed else None
-    if kind in _KEEPING_RANK:
+    if kind in _KEEPING_RANK and (kind != "linear" or given[1].type().dim() == 2):
         return _infer_rank(given[0], depth - 1)
     if kind in ("add", "sub", "mul", "div"):
         ranks = [_infer_rank(each, depth - 1) if isinstance(each.type(), torch._C.TensorType) else 0
@@ -214,8 +229,6 @@ def _fold_scalars(graph: Any) -> None:
 
     torch's own constant propagation fails an assertion where a branch that is never executed has a loop.
     """
-    for node in graph.findAllNodes("aten::warn", True):
-        node.destroy()
     for kind, answer in _TORCH_STATE_VALUES.items():
         for node in graph.findAllNodes(kind, True):
             with graph.insert_point_guard(node):

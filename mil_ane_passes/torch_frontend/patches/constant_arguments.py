@@ -7,10 +7,10 @@ no other values. coremltools rejects such programs; here these arguments are not
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 from ..contract import Patch
+from ..probes import find_refused_input
 
 PATCH = Patch(code="TORCH181",
               title="exported programs with arguments that are not tensors are rejected", upstream=("none known",))
@@ -18,22 +18,9 @@ PATCH = Patch(code="TORCH181",
 
 @PATCH.probe
 def probe() -> str | None:
-    """Test coremltools' reading of a signature with a bool; exporting a program would take ten times as long."""
-    from coremltools.converters.mil.frontend.torch import exir_utils
-    from torch import fx
-    from torch.export.graph_signature import ConstantArgument, InputKind, InputSpec
+    from torch.export.graph_signature import ConstantArgument
 
-    graph = fx.Graph()
-    graph.placeholder("flag").meta["val"] = True
-    spec = InputSpec(InputKind.USER_INPUT, ConstantArgument("flag", True), None)
-    program = SimpleNamespace(
-        graph_signature=SimpleNamespace(input_specs=[spec], buffers_to_mutate={}, parameters=(), buffers=()),
-        graph_module=SimpleNamespace(graph=graph), parameters=tuple, buffers=tuple, range_constraints={})
-    try:
-        exir_utils._extract_inputs_from_exir_program(program)
-    except NotImplementedError as error:
-        return f"refused: {str(error).splitlines()[0]}"
-    return None
+    return find_refused_input(ConstantArgument("flag", True), True)
 
 
 @PATCH.replace_function("coremltools.converters.mil.frontend.torch.exir_utils", "_extract_inputs_from_exir_program")

@@ -7,10 +7,10 @@ and inputs of Core ML are dense. coremltools rejects any other layout.
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 from ..contract import Patch
+from ..probes import find_refused_input
 
 PATCH = Patch(code="TORCH190", title="exported programs with channels-last or transposed example inputs are rejected",
               upstream=("none known",))
@@ -18,22 +18,10 @@ PATCH = Patch(code="TORCH190", title="exported programs with channels-last or tr
 
 @PATCH.probe
 def probe() -> str | None:
-    """Test coremltools' reading of a signature; exporting a program would take ten times as long."""
     import torch
-    from coremltools.converters.mil.frontend.torch import exir_utils
-    from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
+    from torch.export.graph_signature import TensorArgument
 
-    graph = torch.fx.Graph()
-    graph.placeholder("x").meta["val"] = torch.empty(2, 3).t()
-    spec = InputSpec(InputKind.USER_INPUT, TensorArgument("x"), None)
-    program = SimpleNamespace(
-        graph_signature=SimpleNamespace(input_specs=[spec], buffers_to_mutate={}, parameters=(), buffers=()),
-        graph_module=SimpleNamespace(graph=graph), parameters=tuple, buffers=tuple, range_constraints={})
-    try:
-        exir_utils._extract_inputs_from_exir_program(program)
-    except NotImplementedError as error:
-        return f"refused: {str(error).splitlines()[0]}"
-    return None
+    return find_refused_input(TensorArgument("x"), torch.empty(2, 3).t())
 
 
 @PATCH.replace_function("coremltools.converters.mil.frontend.torch.exir_utils", "_extract_inputs_from_exir_program")

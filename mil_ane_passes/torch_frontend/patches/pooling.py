@@ -140,20 +140,21 @@ def avg_pool(context: Any, node: Any) -> None:
 
 
 def _list_axes(node: Any) -> list[int]:
+    """Return the spatial axes of a pool, counted from the last one."""
     return list(range(-int(node.kind.split("_pool")[1][0]), 0))
 
 
 def _has_no_batch(context: Any, node: Any) -> bool:
-    return bool(context[node.inputs[0]].rank == int(node.kind.split("_pool")[1][0]) + 1)
+    return bool(context[node.inputs[0]].rank == len(_list_axes(node)) + 1)
 
 
 def _covers_image(inputs: Any, node: Any) -> bool:
     """Return whether the kernel, which the model computes, has the sizes of the image."""
-    kernel, image = inputs.kernel_size, get_dims(inputs.self)[-int(node.kind.split("_pool")[1][0]):]
-    if is_constant(kernel) or not isinstance(kernel, list) or len(kernel) != len(image):
+    kernel, count = inputs.kernel_size, len(_list_axes(node))
+    if is_constant(kernel) or not isinstance(kernel, list) or len(kernel) != count:
         return False
     padding = to_python(inputs.padding, node, "padding")
-    return not np.any(padding) and all(map(is_same_size, image, (
+    return not np.any(padding) and all(map(is_same_size, get_dims(inputs.self)[-count:], (
         size.val.item() if isinstance(size, Var) and size.val is not None else size for size in kernel)))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import List
 
 import coremltools as ct
 import numpy as np
@@ -453,8 +454,10 @@ class AddsLists(nn.Module):
         more = [2]
         more += [2, 2]
         more.extend([3])
+        longer = [1] + [1]
+        longer.append(4)
         dropped = torch.ones([x.shape[0]] + [1] * (x.dim() - 1)) * 0.5
-        return (x + torch.ones(sizes).sum() + torch.ones(more).sum() + len(more)) * dropped
+        return (x + torch.ones(sizes).sum() + torch.ones(more).sum() + len(more)) * dropped + torch.ones(longer).sum()
 
 
 @pytest.mark.parametrize("flexible", [False, True])
@@ -465,6 +468,44 @@ def test_lists_are_joined(flexible):
     given = torch.randn(2, 5 if flexible else 3, 4)
     (found,) = outputs(mlmodel, [given])
     np.testing.assert_allclose(found, module(given).numpy(), rtol=1e-5, atol=1e-5)
+
+
+class AddsUnknownLists(nn.Module):
+    """The number of elements depends on a value."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        sizes = [2]
+        if x.sum() > 0:
+            sizes = [2, 2]
+        return x + torch.ones(sizes + [1]).sum()
+
+
+def test_lists_that_are_not_known_are_not_added_as_numbers():
+    with pytest.raises(NotConverted, match="'aten::add'.*: joins or repeats a list of numbers that are not"):
+        converted(scripted(AddsUnknownLists), X3)
+
+
+class AppendsToAnother(nn.Module):
+    """A list that is an element of another one does not grow."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        sizes = [2, 3]
+        held: List[List[int]] = []
+        held.append(sizes)
+        y = x * 2.0
+        return torch.ones(sizes).sum() + (y if y.dim() == len(sizes) + 1 else x)
+
+
+class Warns(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        warnings.warn("this is slow")
+        return x * 2.0
+
+
+@pytest.mark.parametrize("kind", [AppendsToAnother, Warns])
+def test_values_are_those_of_the_script(kind):
+    (found,) = outputs(converted(scripted(kind), X3), [X3])
+    np.testing.assert_allclose(found, scripted(kind)(X3).detach().numpy(), rtol=1e-5)
 
 
 class ComparesShapes(nn.Module):
