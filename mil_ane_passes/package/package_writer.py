@@ -272,7 +272,8 @@ class _ContentCheck:
 
     def _has_same_value(self, var: Var, other: Var) -> bool:
         """Return whether two constants have the same bytes; those of large ones are compared piece by piece."""
-        if var.dtype != other.dtype:
+        if types.is_list(var.sym_type) != types.is_list(other.sym_type) or (
+                not types.is_list(var.sym_type) and var.dtype != other.dtype):
             return False
         held, place, at = get_typed_value(var), get_blob_ref(var), get_blob_ref(other)
         lazy = isinstance(held, LazyValue)
