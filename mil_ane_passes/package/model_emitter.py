@@ -146,8 +146,10 @@ class _MemberEmitter:
             source = get_file_name(function, name)
             if source not in old or not export.has_same_type(var.sym_type, then[source]):
                 declared.append(export.export_output(var))
-            else:
+            elif name != source:
                 declared.append(wire.replace_fields(old[source], _NAME_FIELD, [name.encode()]))
+            else:
+                declared.append(old[source])
         return wire.replace_fields(data, _FUNCTION_INPUTS_FIELD, declared)
 
     def _emit_description(self, description: Description, default: str) -> bytes:

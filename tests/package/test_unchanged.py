@@ -9,7 +9,10 @@ import pytest
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import types
 
-from mil_ane_passes.package import load, package_of_mlmodel, save
+from coremltools.proto import Model_pb2
+
+from mil_ane_passes.package import load, package_of_mlmodel, save, wire
+from mil_ane_passes.utils.errors import InputError
 
 from .helpers import (
     MODEL,
@@ -177,6 +180,34 @@ def test_op_bytes_survive_a_change_elsewhere(source, tmp_path):
         changed = {name for name in before if before[name] != after.get(name)}
         assert len(changed) <= 1
     assert facts(host_program(tmp_path / "saved.mlpackage"))
+
+
+def repeat_fields(data, descriptor):
+    """Yields the message `data` with one of its singular scalar fields written twice, which the format allows."""
+    for f in wire.iterate_fields(data):
+        field = descriptor.fields_by_number[f.number]
+        if field.message_type is not None:
+            for new in repeat_fields(data[f.body:f.end], field.message_type):
+                yield data[:f.start] + wire.encode_field(f.number, new) + data[f.end:]
+        elif not field.is_repeated:
+            yield data[:f.end] + data[f.start:]
+
+
+@pytest.mark.parametrize("kind", ["state", "control_flow"])
+def test_repeated_fields_are_kept_byte_for_byte(kind, tmp_path):
+    source = BUILDERS[kind](tmp_path / "source.mlpackage")
+    repeated = list(repeat_fields((source / MODEL).read_bytes(), Model_pb2.Model.DESCRIPTOR))
+    loaded = 0
+    for data in repeated:
+        (source / MODEL).write_bytes(data)
+        try:
+            package = load(source)
+        except InputError:
+            continue
+        save(package, tmp_path / "saved.mlpackage", overwrite=True)
+        assert (tmp_path / "saved.mlpackage" / MODEL).read_bytes() == data
+        loaded += 1
+    assert loaded > len(repeated) / 2 > 50
 
 
 def test_mlmodel_is_loaded_from_its_package(tmp_path):
