@@ -277,12 +277,17 @@ class Fp32ComputeLeft(BlockRule):
     )
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
-        island = {op: [op] for op in block.operations if _computes_in_fp32(op)}
+        if not isinstance(block, Function):
+            return  # matched with its function, which is asked once whether it also computes in fp16
+        own_ops = list(iterate_nested_ops(block))
+        island = {op: [op] for op in own_ops if _computes_in_fp32(op)}
         for op in list(island):
             for var in get_flat_inputs(op):
-                if var.op in island and get_type_info(var).dtype == types.fp32:
+                if (var.op in island and var.op.enclosing_block is op.enclosing_block
+                        and get_type_info(var).dtype == types.fp32):
                     merge_groups(island, var.op, op)
-        fix = "fp16_compute{mixed=true}" if island and _is_mixed_precision(block) else "fp16_compute"
+        # ane::fp16_compute rewrites the fp32 ops of a function that also computes in fp16 only on request.
+        fix = "fp16_compute{mixed=true}" if island and any(map(is_computed_in_fp16, own_ops)) else "fp16_compute"
         for members in list_groups(island):
             if all(map(_has_no_fp16, members)):
                 yield Hit(members[0], note=_format_newer_target_note(members), covers=members)
@@ -308,16 +313,6 @@ def _has_no_fp16(op: Operation) -> bool:
     """Return whether the op of this opset is defined for fp32 only, as recurrent layers before iOS17."""
     domains = getattr(op, "type_domains", {})
     return bool(domains) and not any(types.fp16 in domain for domain in domains.values())
-
-
-def _is_mixed_precision(block: Block) -> bool:
-    """Return whether the function of `block` also computes in fp16.
-
-    ane::fp16_compute rewrites the fp32 ops of such a function only on request.
-    """
-    while block.outer_op is not None:
-        block = block.outer_op.enclosing_block
-    return any(map(is_computed_in_fp16, iterate_nested_ops(block)))
 
 
 def _format_newer_target_note(members: list[Operation]) -> str:
