@@ -13,10 +13,10 @@ Invariants that every rewrite keeps, and that the engine checks or provides:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 from weakref import ReferenceType
 
 from coremltools.converters.mil.mil import Block, Function, Operation, Program, Var
@@ -52,6 +52,7 @@ __all__ = [
     "Vendor",
 ]
 
+_Result = TypeVar("_Result")
 ANY_OP = "*"
 """In a rule's `roots`: every op type except const."""
 
@@ -175,6 +176,7 @@ class Rule:
     _measured: Mapping[Var, Range] | None = None
     _generations: tuple[Generation, ...] = GENERATIONS
     _program: ReferenceType[Program] | None = None
+    _computed: dict[Hashable, Any] | None = None
 
     @property
     def functions(self) -> list[Function]:
@@ -191,6 +193,18 @@ class Rule:
     def measured(self) -> Mapping[Var, Range] | None:
         """The value ranges of the current program, measured in runs on the user's feeds; None without such runs."""
         return self._measured
+
+    def compute_once(self, key: Hashable, compute: Callable[[], _Result]) -> _Result:
+        """Return `compute()`, which is called once for each `key` until the run ends or the rule changes the program.
+
+        For facts about an entire program that each match needs. Outside a run it is called every time.
+        """
+        if self._computed is None:
+            return compute()
+        if key not in self._computed:
+            self._computed[key] = compute()
+        result: _Result = self._computed[key]
+        return result
 
     def match(self, op: Operation) -> Hit | Miss:
         """Match one op whose type is in `roots`; preconditions come first, one per line, each with a reason."""

@@ -86,19 +86,23 @@ def iterate_hits_and_misses(
         return
     _prepare_rule(rule, program, target, measure)
     found: RuleFailure | None = None
-    for at, ask in _iterate_match_calls(rule, program, op_index, blocks):
-        try:
-            for answer in ask():
-                if not isinstance(answer, (Hit, Miss)):
-                    raise RuleError(f"{format_rule_location(type(rule))} returned {answer!r}; expected a Hit or a Miss")
-                yield at.function or get_function_name(program, answer.op), answer
-        except Exception as error:
-            if not is_rule_fault(error):
-                raise
-            raised = make_rule_error(type(rule), error, at)
-            if failures is None:
-                raise raised from error
-            found = raised.failure if found is None else replace(found, places=found.places + 1)
+    try:
+        for at, ask in _iterate_match_calls(rule, program, op_index, blocks):
+            try:
+                for answer in ask():
+                    if not isinstance(answer, (Hit, Miss)):
+                        raise RuleError(
+                            f"{format_rule_location(type(rule))} returned {answer!r}; expected a Hit or a Miss")
+                    yield at.function or get_function_name(program, answer.op), answer
+            except Exception as error:
+                if not is_rule_fault(error):
+                    raise
+                raised = make_rule_error(type(rule), error, at)
+                if failures is None:
+                    raise raised from error
+                found = raised.failure if found is None else replace(found, places=found.places + 1)
+    finally:
+        rule._computed = None
     if found is not None and failures is not None:
         failures.append(found)
 
@@ -152,6 +156,8 @@ def apply_rewrite(rule: Rewrite, program: Program, *, target: str = "all", measu
         except BaseException:
             rollback.restore()
             raise
+        finally:
+            rule._computed = None
     trace.ops_after = count_ops(program) if trace.fired else trace.ops_before
     trace.seconds = time.perf_counter() - started
     return trace
@@ -225,7 +231,7 @@ def try_rewrite(
 
 def _prepare_rule(rule: Rule, program: Program, target: str, measure: Measure | None) -> None:
     check_files_of(iterate_weights(program))
-    rule._generations, rule._program = parse_target(target), ref(program)
+    rule._generations, rule._program, rule._computed = parse_target(target), ref(program), {}
     rule._measured = measure(program) if measure is not None and rule.measures else None
 
 
@@ -340,6 +346,7 @@ class _FunctionRewriter:
         old = list(op.outputs)
         with mb.at(op):
             built = self.rule.rewrite(hit, mb)
+        self.rule._computed = {}
         new = list(built) if isinstance(built, (list, tuple)) else [built]
         if not all(isinstance(var, Var) for var in new):
             raise RuleError(

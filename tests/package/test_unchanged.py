@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import types
-
 from coremltools.proto import Model_pb2
 
 from mil_ane_passes.package import load, package_of_mlmodel, save, wire

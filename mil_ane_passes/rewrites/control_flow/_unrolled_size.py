@@ -5,12 +5,14 @@ Compilers recurse along a chain, and time and files grow with every op, so that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from coremltools.converters.mil.mil import Block, Function, Operation, Var
 
-from ...ir.query import get_flat_inputs
+from ...ir.query import get_flat_inputs, get_function, iterate_nested_ops
+from ...passes.contract import Rule
 
 __all__ = ["MAX_CHAIN_PRODUCTS", "MAX_FUNCTION_OPS", "UnrolledSize", "measure_step_chain", "measure_unrolled_size"]
 
@@ -31,50 +33,54 @@ class UnrolledSize(NamedTuple):
 
 
 def measure_unrolled_size(
-    op: Operation,
-    size: Callable[[Operation], UnrolledSize | None],
-    most: UnrolledSize,
-    functions: Sequence[Function] = (),
+    rule: Rule, op: Operation, measure: Callable[[Operation], UnrolledSize | None], most: UnrolledSize,
 ) -> UnrolledSize:
-    """Measure the longest chain through `op` once it is unrolled, and count the ops of `functions`.
+    """Measure the longest chain of products through `op` once it is unrolled, and count the ops of all functions then.
 
-    By default only the function of `op` is counted. Ops before `op` count as unrolled, too, where they fit in `most`,
-    as they are rewritten first. `size` returns None for an op that is not unrolled.
+    `measure` returns the size of an op alone when it is unrolled, None for an op that is not. Ops before `op` count as
+    unrolled, too, where they fit in `most`, as they are rewritten first.
     """
-    order = [each for function in functions or [_find_enclosing_function(op)] for each in _collect_nested_ops(function)
-             if each is op or not each.op_type.startswith("const")]
-    total, chosen = len(order), dict[Operation, int]()
-    for each in order[:order.index(op) + 1]:
-        own = size(each)
-        if own is None:
-            continue
-        chain = _measure_chain_through(_find_enclosing_function(each), each, {**chosen, each: own.chain})
-        unrolled = UnrolledSize(chain, total - 1 + own.ops)
-        if each is op:
-            return unrolled
-        if unrolled.chain <= most.chain and unrolled.ops <= most.ops:
-            chosen[each], total = own.chain, unrolled.ops
-    return UnrolledSize(0, total)
+    functions = rule.functions or [get_function(op)]
+    return rule.compute_once(measure_unrolled_size, lambda: _plan_unrolling(functions, measure, most))[op]
+
+
+def _plan_unrolling(
+    functions: Sequence[Function], measure: Callable[[Operation], UnrolledSize | None], most: UnrolledSize,
+) -> dict[Operation, UnrolledSize]:
+    """Measure each op that can be unrolled, as `measure_unrolled_size` does."""
+    sizes = {op: size for function in functions for op in iterate_nested_ops(function)
+             if (size := measure(op)) is not None}
+    planned: dict[Operation, UnrolledSize] = {}
+    total = sum(map(_count_nested_ops, functions))
+
+    def choose(after: Mapping[Var, int], op: Operation, depth: int) -> int | None:
+        """Return the products of `op`, which `depth` products precede; `after` has those behind each value."""
+        nonlocal total
+        size = sizes.get(op)
+        if size is None:
+            return _count_products(op)
+        behind = max((after.get(var, 0) for var in op.outputs), default=0)
+        made = UnrolledSize(depth + size.chain + behind, total - 1 - sum(map(_count_nested_ops, op.blocks)) + size.ops)
+        planned[op] = made
+        if made.chain > most.chain or made.ops > most.ops:
+            return _count_products(op)
+        total = made.ops
+        return size.chain
+
+    for function in functions:
+        after: dict[Var, int] = {}
+        _fill_chain_heights(function, after)
+        depths: dict[Var, int] = dict.fromkeys(function.inputs.values(), 0)
+        _fill_chain_depths(function, depths, partial(choose, after), all_start=True)
+    return planned
 
 
 def measure_step_chain(block: Block, inner: Callable[[Operation], int]) -> int:
     """Measure the longest chain of products from the inputs of a loop's step to its outputs; `inner` returns the chain
     of a nested loop."""
     through: dict[Var, int] = dict.fromkeys(block.inputs, 0)
-    _fill_chain_depths(block, through, lambda op: inner(op) if op.op_type == "while_loop" else _count_products(op))
+    _fill_chain_depths(block, through, lambda op, _: inner(op) if op.op_type == "while_loop" else _count_products(op))
     return max((through[var] for var in block.outputs if var in through), default=0)
-
-
-def _measure_chain_through(function: Function, op: Operation, weights: Mapping[Operation, int]) -> int:
-    """Measure the longest chain of products through `op`; `weights` has the number of products of unrolled ops."""
-    def get_weight(each: Operation) -> int | None:
-        return weights.get(each, _count_products(each))
-
-    depth: dict[Var, int] = dict.fromkeys(function.inputs.values(), 0)
-    _fill_chain_depths(function, depth, get_weight, all_start=True)
-    through = {var: depth[var] for var in op.outputs}
-    _fill_chain_depths(function, through, get_weight)
-    return max(through.values(), default=0)
 
 
 def _count_products(op: Operation) -> int | None:
@@ -83,17 +89,17 @@ def _count_products(op: Operation) -> int | None:
 
 
 def _fill_chain_depths(
-    block: Block, depth: dict[Var, int], weight: Callable[[Operation], int | None], all_start: bool = False,
+    block: Block, depth: dict[Var, int], weight: Callable[[Operation, int], int | None], all_start: bool = False,
 ) -> None:
-    """Fill `depth` with the most products on a path to each value.
+    """Fill `depth` with the most products on a path to each value; `weight` gets an op and the products before it.
 
     A path begins at a value that has a depth already, or with `all_start` anywhere.
     """
     for op in block.operations:
-        if op.op_type.startswith("const") or op.outputs[0] in depth:
+        if op.op_type.startswith("const"):
             continue
         reached = [depth[var] for var in get_flat_inputs(op) if var in depth] or ([0] if all_start else [])
-        own = weight(op)
+        own = weight(op, max(reached, default=0))
         for inner in op.blocks if own is None else ():
             depth.update(dict.fromkeys(inner.inputs, max(reached)) if reached else {})
             _fill_chain_depths(inner, depth, weight, all_start)
@@ -102,18 +108,25 @@ def _fill_chain_depths(
             depth.update(dict.fromkeys(op.outputs, max(reached) + (own or 0)))
 
 
-def _collect_nested_ops(block: Block) -> list[Operation]:
-    """Collect the ops of a block and of the blocks in it, in program order."""
-    found: list[Operation] = []
-    for op in block.operations:
-        found.append(op)
+def _fill_chain_heights(block: Block, height: dict[Var, int]) -> None:
+    """Fill `height` with the most products on a path from each value to the end of the function, loops as they are."""
+    for op in reversed(list(block.operations)):
+        if op.op_type.startswith("const"):
+            continue
+        behind = max((height.get(var, 0) for var in op.outputs), default=0)
+        highest = behind + (_count_products(op) or 0)
         for inner in op.blocks:
-            found += _collect_nested_ops(inner)
-    return found
+            _raise_heights(height, inner.outputs, behind)
+            _fill_chain_heights(inner, height)
+            highest = max([highest, *(height.get(var, 0) for var in inner.inputs)])
+        _raise_heights(height, get_flat_inputs(op), highest)
 
 
-def _find_enclosing_function(op: Operation) -> Function:
-    block = op.enclosing_block
-    while not isinstance(block, Function):
-        block = block.outer_op.enclosing_block
-    return block
+def _raise_heights(height: dict[Var, int], values: Iterable[Var], least: int) -> None:
+    for var in values:
+        height[var] = max(height.get(var, 0), least)
+
+
+def _count_nested_ops(block: Block) -> int:
+    """Count the ops of a block and of the blocks in it, without consts."""
+    return sum(not op.op_type.startswith("const") for op in iterate_nested_ops(block))

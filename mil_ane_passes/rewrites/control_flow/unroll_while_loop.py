@@ -119,14 +119,14 @@ class UnrollWhileLoop(Rewrite):
         product = f"{steps} steps of {ops} ops{nested} make {steps * ops}"
         if steps * ops > self.max_ops:
             return Miss(op, f"{product}, more than {self.max_ops} (max_ops)")
-        beside = self._count_other_ops(op)
-        if steps * ops + beside > self.max_ops:
-            return Miss(op, f"{product}, and together with the {beside} other ops more than {self.max_ops} (max_ops)")
         most = UnrolledSize(self.max_chain, self.max_ops)
-        chain = measure_unrolled_size(op, self._measure_size, most, self.functions).chain
-        if chain > self.max_chain:
-            return Miss(op, f"{format_count(steps, 'step')} would make a chain of {chain} dependent products in the "
-                            f"function, more than {self.max_chain} (max_chain)")
+        size = measure_unrolled_size(self, op, self._measure_size, most)
+        if size.ops > self.max_ops:
+            beside = size.ops - steps * ops
+            return Miss(op, f"{product}, and together with the {beside} other ops more than {self.max_ops} (max_ops)")
+        if size.chain > self.max_chain:
+            return Miss(op, f"{format_count(steps, 'step')} would make a chain of {size.chain} dependent products in "
+                            f"the function, more than {self.max_chain} (max_chain)")
         for initial, new, old in zip(op.loop_vars, op.blocks[1].outputs, op.outputs):
             if not (can_replace_value(initial, old) and can_replace_value(new, old)):
                 return Miss(op, f"the shape of '{old.name}' changes between steps")
@@ -176,24 +176,6 @@ class UnrollWhileLoop(Rewrite):
                 return 1 + self._count_block_ops(op.blocks[1])
             return steps * ops
         return 1 + sum(map(self._count_block_ops, op.blocks))
-
-    def _count_other_ops(self, op: Operation) -> int:
-        """Count the other ops of all functions: loops before `op`, which are rewritten first, as unrolled where
-        possible, loops after it as they are."""
-        top, block = op, op.enclosing_block
-        while not isinstance(block, Function):
-            top, block = block.outer_op, block.outer_op.enclosing_block
-        total, is_before = 0, True
-        for each in (each for function in self.functions or [block] for each in function.operations):
-            is_before = is_before and each is not top
-            if each.op_type.startswith("const") or each is op:
-                continue
-            unrolled = self._count_op(each) if is_before and each.op_type == "while_loop" else 0
-            if unrolled and total + unrolled <= self.max_ops:
-                total += unrolled
-            else:
-                total += 1 + sum(1 for _ in _iterate_computing_ops(each))
-        return total
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> list[Var]:
         copier, values = _BlockCopier(mb), list(hit.op.loop_vars)

@@ -108,7 +108,7 @@ class UnrollRecurrent(Rewrite):
             return Miss(op, reason)
         steps = format_count(int(op.x.shape[0]), "step")
         most = UnrolledSize(self.max_chain, self.max_ops)
-        size = measure_unrolled_size(op, self._estimate_size, most, self.functions)
+        size = measure_unrolled_size(self, op, self._estimate_size, most)
         if size.chain > self.max_chain:
             return Miss(op, f"{steps} would make a chain of {size.chain} dependent products in the function, more "
                             f"than {self.max_chain} (max_chain)")
