@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from types import SimpleNamespace
 
@@ -325,3 +326,51 @@ def test_linear_in_ops():
     found = [answer for rule in rules if isinstance(rule, PlanRule) for answer in rule.match_plan(plan)]
     spent = time.perf_counter() - started
     assert len(rules) >= 13 and found and spent < 1.0, spent
+
+
+def in_conds(count):
+    def body(x):
+        known = Builder.greater(x=Builder.reduce_sum(x=x, axes=[0, 1], keep_dims=False), y=np.float32(0))
+        for _ in range(count):
+            x = Builder.cond(pred=known, _true_fn=lambda x=x: Builder.add(x=x, y=np.float32(1)),
+                             _false_fn=lambda x=x: Builder.softmax(x=x))
+        return x
+
+    return build_program(body, dtype=types.fp32, x=(2, 4))
+
+
+def in_loops(count):
+    def body(x):
+        for _ in range(count):
+            _, x = Builder.while_loop(
+                _cond=lambda i, x: Builder.less(x=i, y=np.int32(3)),
+                _body=lambda i, x: (Builder.add(x=i, y=np.int32(1)), Builder.linear(x=x, weight=make_weight(4, 4))),
+                loop_vars=(np.int32(0), x))
+        return x
+
+    return build_program(body, x=(2, 4))
+
+
+@pytest.mark.parametrize("build", [in_conds, in_loops])
+def test_calls_grow_with_the_blocks_and_not_with_their_square(build):
+    """Of every rule, counted and not timed."""
+    rules = [rule for rule in get_all_rules().values() if not issubclass(rule, PlanRule)]
+
+    def count_calls(count):
+        program, calls = build(count), dict.fromkeys(rules, 0)
+
+        def count_call(frame, event, argument):
+            calls[rule] += event == "call"
+
+        for rule in rules:
+            sys.setprofile(count_call)
+            try:
+                find_matches(rule(), program)
+            finally:
+                sys.setprofile(None)
+        return calls
+
+    few, more, many = map(count_calls, (10, 20, 40))
+    assert sum(few.values()) > 10_000
+    for rule in rules:
+        assert many[rule] - more[rule] <= 2.1 * (more[rule] - few[rule]) + 100, rule.name
