@@ -201,7 +201,8 @@ def _compute_cosine(one: Array, other: Array) -> float:
 class Strictness:
     """The combined declarations of the rewrites between two programs.
 
-    - `fixes_nonfinite`: values that were NaN or infinite may be finite.
+    - `fixes_nonfinite`: values that were NaN or infinite may be finite. A NaN may become infinite where the value at
+      full precision overflows or is not finite either.
     - `moves`: the allowed difference in addition to rounding, as a fraction of the output's largest value.
     - `ulps`: for typed results, an additional allowed difference in units in the last place of that largest value.
     - `within`: the smallest and largest magnitude of float inputs (zero is always allowed) for which all this holds at
@@ -356,6 +357,8 @@ class _Judge:
         self, name: str, old: Array, new: Array, truth: Array | None, stepped: Array
     ) -> OutputDifference:
         fixed = ~np.isfinite(old) & np.isfinite(new) & self.promised.fixes_nonfinite
+        if self.promised.fixes_nonfinite and truth is not None:  # the right value may be beyond the range of the dtype
+            fixed |= np.isnan(old) & np.isinf(new) & ((new == _round_to(truth, old.dtype)) | ~np.isfinite(truth))
         if self.promised.exactness is Exactness.BITWISE:
             allowed = self._propagated(name, old)
             good = _find_same_bits(old, new) | ((allowed > 0) & (_distance(old, new) <= allowed))
@@ -389,6 +392,11 @@ class _Judge:
         error = float(np.max(np.abs(old.astype(np.float64)[known] - reference[known]), initial=0.0))
         units = 1 + self.promised.ulps
         return np.full(old.shape, _MAX_ERROR_RATIO * error + units * _compute_ulp(old.dtype, scale) + moved)
+
+
+def _round_to(values: Array, dtype: np.dtype[Any]) -> Array:
+    with np.errstate(over="ignore"):
+        return values.astype(dtype)
 
 
 def _distance(old: Array, new: Array) -> Array:

@@ -146,6 +146,14 @@ def test_what_is_lost_beside_a_1_is_allowed_where_all_else_overflowed(new, passe
     assert found.passed is passes
 
 
+@pytest.mark.parametrize(("truth", "passes"), [(1e6, True), (-1e6, False), (100.0, False), (np.nan, True)])
+def test_a_nan_that_is_fixed_may_overflow_where_the_truth_does(truth, passes):
+    promised = Strictness(Exactness.ROUNDING, fixes_nonfinite=True)
+    old, new = np.float16([np.nan, 1.0]), np.float16([np.inf, 1.0])
+    (found,) = compare_outputs({"y": old}, {"y": new}, promised, truth={"y": np.array([truth, 1.0])})
+    assert found.passed is passes
+
+
 def test_a_typed_run_may_be_as_far_from_the_truth_as_four_times_before_and_a_unit():
     noisy = put(HALF, np.nextafter(HALF[1, 2], np.float16(9)))
     found = judge(HALF, noisy, ROUNDING, TRUTH)
