@@ -292,19 +292,31 @@ def _fold_extreme(graph: Any, node: Any) -> Any:
 
 
 _MAKING_OPS = frozenset(f"aten::{name}" for name in (
-    "add", "addmm", "bmm", "cat", "conv1d", "conv2d", "div", "embedding", "gelu", "layer_norm", "linear", "matmul",
-    "mul", "relu", "rms_norm", "sigmoid", "silu", "softmax", "stack", "sub", "tanh"))
+    "add", "addmm", "bmm", "cat", "conv1d", "conv2d", "detach", "div", "embedding", "exp", "expand",
+    "full_like", "gelu", "index_select", "layer_norm", "linear", "matmul", "mul", "neg", "ones_like", "permute", "relu",
+    "rms_norm", "select", "sigmoid", "silu", "slice", "softmax", "stack", "sub", "tanh", "transpose",
+    "unsqueeze", "view", "where", "zeros_like"))
 "Ops whose result is always a tensor of its own, and never an operand."
 
 
 def _fold_identity(graph: Any, node: Any) -> Any:
-    """Fold `x is x` and `x is not x`, and those of a value that an op has made and of another one, or of an input."""
-    first, second = node.inputs()
+    """Fold `x is x` and `x is not x`, and those of two different values that are inputs or that an op has made."""
+    first, second = map(_find_taken_value, node.inputs())
     same = first.unique() == second.unique()
     given = {value.unique() for value in graph.inputs()}
-    made = [value.node().kind() in _MAKING_OPS for value in (first, second)]
-    apart = any(made) and all(is_made or value.unique() in given for is_made, value in zip(made, (first, second)))
+    apart = all(value.node().kind() in _MAKING_OPS or value.unique() in given for value in (first, second))
     return _insert_constant(graph, node, same == (node.kind() == "aten::__is__")) if same or apart else None
+
+
+def _find_taken_value(value: Any) -> Any:
+    """Return the value in the branch that is taken if `value` is the result of branches with a known condition."""
+    while value.node().kind() == "prim::If":
+        taken = read_constant(next(value.node().inputs()))
+        if not isinstance(taken, bool):
+            break
+        place = [output.unique() for output in value.node().outputs()].index(value.unique())
+        value = list(list(value.node().blocks())[0 if taken else 1].outputs())[place]
+    return value
 
 
 def _insert_constant(graph: Any, node: Any, value: Any) -> Any:

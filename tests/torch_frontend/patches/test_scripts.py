@@ -446,6 +446,24 @@ def test_questions_about_values_that_change_are_not_answered_in_advance(kind, fl
         np.testing.assert_allclose(found, module(given).numpy(), rtol=1e-5, atol=1e-5)
 
 
+class ComparesItsCast(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1.0 if x.float() is x else x - 1.0
+
+
+class ComparesItsView(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1.0 if x.detach() is x or x[0] is x[1] else x - 1.0
+
+
+def test_identity_is_decided_for_values_that_an_op_has_made():
+    x = torch.randn(2, 3, 4)
+    (found,) = outputs(converted(scripted(ComparesItsView), x), [x])
+    np.testing.assert_array_equal(found, (x - 1.0).numpy())
+    with pytest.raises(NotConverted, match="asks whether two tensors are the same object"):
+        converted(scripted(ComparesItsCast), x)
+
+
 class AddsLists(nn.Module):
     """Lists of sizes are joined and repeated, not added and multiplied."""
 
