@@ -156,8 +156,7 @@ def run(arguments: argparse.Namespace) -> int:
         check_fix_options(arguments, sources)
     if arguments.statistics and arguments.format not in ("text", "json"):
         raise InputError(f"--statistics: found --format {arguments.format}; expected text or json")
-    if arguments.statistics and arguments.sizes:
-        raise InputError("--statistics counts findings and has no place for --sizes; remove one of them")
+    _reject_options_without_place(arguments)
     settings = read_lint_settings(arguments)
     if len(split_targets(settings.keywords.get("target", "all"))) > 1:
         check_target_options(arguments, settings.keywords)
@@ -184,6 +183,16 @@ def run(arguments: argparse.Namespace) -> int:
     style = choose_style(arguments.color or "auto") if arguments.format in ("text", "concise") else TerminalStyle()
     return _Run(linter, _open_collection(arguments, single, linter), target, single, lines, settings.gates,
                 style).go(sources)
+
+
+def _reject_options_without_place(arguments: argparse.Namespace) -> None:
+    """Raise InputError for options whose results the chosen output would leave out."""
+    if arguments.statistics and arguments.sizes:
+        raise InputError("--statistics counts findings and has no place for --sizes; remove one of them")
+    for name, value in (("sizes", arguments.sizes), ("after", arguments.after)):
+        if value and arguments.format in ("sarif", *LINE_FORMATS):
+            raise InputError(
+                f"--format {arguments.format} lists findings and has no place for --{name}; remove one of them")
 
 
 def _reject_options_of_one_package(arguments: argparse.Namespace) -> None:

@@ -305,6 +305,15 @@ def test_statistics_have_no_sizes(models, capsys):
     assert "--statistics counts findings and has no place for --sizes; remove one of them" in err
 
 
+@pytest.mark.parametrize("other", [["--sizes"], ["--after", "models/b/c.mlpackage"]])
+@pytest.mark.parametrize(("output", "form"), [
+    (["--format", "sarif"], "sarif"), (["-o", "r.sarif"], "sarif"), (["--format", "concise"], "concise"),
+    (["--format", "github"], "github")])
+def test_outputs_of_findings_refuse_what_they_would_leave_out(models, capsys, output, form, other):
+    err = ran(capsys, "models/b/c.mlpackage", *output, *other, code=2)[1]
+    assert f"--format {form} lists findings and has no place for {other[0]}; remove one of them" in err
+
+
 def test_statistics_as_json_and_of_one_package(models, capsys):
     data = json.loads(ran(capsys, "models/b/c.mlpackage", "--statistics", "--format", "json", code=1)[0])
     assert (data["schema"], data["command"], data["target"]) == (2, "lint", "m4")
