@@ -149,9 +149,10 @@ def test_what_is_lost_beside_a_1_is_allowed_where_all_else_overflowed(new, passe
 @pytest.mark.parametrize(("truth", "passes"), [(1e6, True), (-1e6, False), (100.0, False), (np.nan, True)])
 def test_a_nan_that_is_fixed_may_overflow_where_the_truth_does(truth, passes):
     promised = Strictness(Exactness.ROUNDING, fixes_nonfinite=True)
-    old, new = np.float16([np.nan, 1.0]), np.float16([np.inf, 1.0])
-    (found,) = compare_outputs({"y": old}, {"y": new}, promised, truth={"y": np.array([truth, 1.0])})
-    assert found.passed is passes
+    for dtype in (np.float16, np.float32):  # an output that is cast to fp32 was computed in fp16
+        old, new = np.array([np.nan, 1.0], dtype), np.array([np.inf, 1.0], dtype)
+        (found,) = compare_outputs({"y": old}, {"y": new}, promised, truth={"y": np.array([truth, 1.0])})
+        assert found.passed is passes
 
 
 def test_a_typed_run_may_be_as_far_from_the_truth_as_four_times_before_and_a_unit():
