@@ -10,16 +10,18 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import coremltools as ct
 import numpy as np
-from coremltools.converters.mil.mil import Program
+from coremltools.converters.mil.mil import Program, types
 
 from ..equivalence.adversarial_feeds import LARGE, TIES, oppose_feeds, tie_feeds
 from ..equivalence.callable_comparison import (
+    FP16_TOLERANCE,
     build_example_plans,
     compare_within_tolerance,
     get_default_tolerance,
@@ -28,9 +30,11 @@ from ..equivalence.callables import Caller
 from ..equivalence.comparison import OutputDifference
 from ..equivalence.execution import Plan, build_plans, copy_state
 from ..equivalence.feeds import list_shape_choices
-from ..equivalence.range_measurement import make_measurer
+from ..equivalence.range_measurement import measure_ranges
+from ..equivalence.trace import MIN_FP16_OVERFLOW
 from ..equivalence.user_inputs import UserInputs
-from ..ir.query import iterate_ops
+from ..ir.query import get_flat_inputs, is_const, iterate_ops
+from ..ir.value_ranges import MeasuredRanges
 from ..passes.contract import Hit, Miss, Rewrite
 from ..passes.engine import iterate_hits_and_misses
 from ..passes.registry import get_all_rules
@@ -47,6 +51,8 @@ Array = np.ndarray[Any, Any]
 
 #: the number of seeded samples, spread over the shapes of the inputs
 _SEED_COUNT = 2
+_MAX_OVERFLOWS_NAMED = 3
+"Most values beyond fp16 that a warning names."
 _log = logging.getLogger("mil_ane_passes")
 
 
@@ -190,12 +196,12 @@ class _ConversionCheck:
 
 def _collect_numeric_findings(program: Program, built: Sequence[Plan], user_supplied: bool) -> list[str]:
     """Format what lint's measuring rules find in these runs, and what they cannot decide with sampled inputs alone."""
-    measure, op_index = make_measurer(lambda program: built), {op.op_type for _, op in iterate_ops(program)}
-    found: list[str] = []
+    measured_ranges, op_index = measure_ranges(program, built), {op.op_type for _, op in iterate_ops(program)}
+    found = list(_describe_overflows(program, measured_ranges))
     for rule in (rule() for rule in get_all_rules().values() if rule.measures and not issubclass(rule, Rewrite)):
         if op_index.isdisjoint(rule.roots):
             continue
-        measured = list(iterate_hits_and_misses(rule, program, measure=measure))
+        measured = list(iterate_hits_and_misses(rule, program, measure=lambda program: measured_ranges))
         found += [f"{rule.code} at op '{answer.op.name}' ({answer.op.op_type}): {answer.note}; {rule.advice}"
                   for _, answer in measured if isinstance(answer, Hit)]
         # findings that only the sampled inputs contradict
@@ -206,6 +212,22 @@ def _collect_numeric_findings(program: Program, built: Sequence[Plan], user_supp
             found.append(f"{rule.code} not decided at {names}: sampled inputs are normal numbers; pass feeds= or "
                          f"ranges= as in production")
     return found
+
+
+def _describe_overflows(program: Program, ranges: MeasuredRanges) -> Iterator[str]:
+    """Describe the first values beyond fp16 if fp16 arithmetic gives other results on these runs because of them."""
+    beyond = {var for var, each in ranges.items() if each.largest >= MIN_FP16_OVERFLOW and
+              var.dtype == types.fp16 and not is_const(var)}
+    first = [var for _, op in iterate_ops(program) if beyond.isdisjoint(get_flat_inputs(op))
+             for var in op.outputs if var in beyond]
+    error = ranges.error(program) if first else 0.0
+    if error <= FP16_TOLERANCE:
+        return
+    names = ", ".join(f"'{var.op.name}' ({var.op.op_type}) reaches {ranges[var].largest:.3g}"
+                      for var in first[:_MAX_OVERFLOWS_NAMED])
+    effect = "is infinite or NaN" if math.isinf(error) else f"differs by {error:.0%} of its largest value"
+    yield (f"in fp16 a result {effect}: {names}, above 65504; `mil-ane-passes calibrate` names rewrites that help; "
+           f"otherwise keep these ops in fp32 with compute_precision")
 
 
 def _find_differing_outputs(

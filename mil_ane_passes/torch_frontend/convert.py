@@ -50,7 +50,8 @@ def convert(
     Seeded inputs are normal numbers, and for the frontend's program also larger and negative ones, and ties. They do
     not test code that only other values reach (a threshold, a class). `feeds` (a mapping from input name to array, or
     several) and `ranges` (input name to (low, high)) are checked in addition, as in `rewrite`. Values that fp16 cannot
-    hold (an angle of thousands) are found by lint's rules in these runs, logged as a warning, and named in NotEqual.
+    hold (a square of 300, an angle of thousands) and that change results in these runs are logged as a warning, and
+    named in NotEqual.
     """
     inputs = _bind_arguments(*arguments, **named)
     samples = UserInputs.of(feeds, ranges)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -396,6 +397,28 @@ def test_what_sampled_inputs_do_not_reach_is_said(caplog):
     with caplog.at_level(logging.WARNING, "mil_ane_passes"):
         oscillator()
     assert "ANE317 not decided at" in caplog.text and "pass feeds= or ranges=" in caplog.text
+
+
+class Coefficient(torch.nn.Module):
+    """The scaling of a consistency scheduler at a step: t / sqrt(t^2 + 0.25)."""
+
+    def forward(self, x, t):
+        steps = t * 10.0
+        return x * (steps / (steps ** 2 + 0.25) ** 0.5)
+
+
+@pytest.mark.parametrize(("given", "says"), [
+    ({"feeds": {"x": np.ones((1, 4), np.float32), "t": np.array([499.0], np.float32)}}, "differs by 100%"),
+    ({"ranges": {"t": (400.0, 999.0)}}, "differs by 100%"), ({"ranges": {"t": (0.0, 20.0)}}, ""), ({}, ""),
+], ids=["feeds", "ranges", "within", "seeded"])
+def test_overflows_of_fp16_that_change_results_are_named(given, says, caplog):
+    inputs = torch.randn(1, 4), torch.tensor([1.0])
+    with caplog.at_level(logging.WARNING, "mil_ane_passes"):
+        ane.convert(torch.jit.trace(Coefficient().eval(), inputs), check=True, skip_model_load=True, **given, inputs=[
+            ct.TensorType("x", (1, 4)), ct.TensorType("t", (1,))], minimum_deployment_target=ct.target.iOS17)
+    found = [record.message for record in caplog.records if "in fp16 a result" in record.message]
+    assert len(found) == bool(says)
+    assert not says or says in found[0] and re.search(r"\((pow|square)\) reaches \d.*e\+07, above 65504", found[0])
 
 
 @pytest.mark.parametrize("how", [
