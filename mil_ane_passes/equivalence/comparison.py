@@ -230,14 +230,15 @@ class Strictness:
 def compare_outputs(
     before: Mapping[str, Array], after: Mapping[str, Array], promised: Exactness | Strictness,
     truth: Mapping[str, Array] | None = None, nonfinite: bool = False, stepped: Mapping[str, Array] | None = None,
-    moved: Mapping[str, Array] | None = None,
+    moved: Mapping[str, Array] | None = None, widened: Collection[str] = (),
 ) -> list[OutputDifference]:
     """Compare two sets of outputs; return one entry per output.
 
     `truth` are the float64 results of the program before, for judging a typed run. `nonfinite` means that NaN and
     infinities were fed. `stepped` are results of the program before with each step of recurrent layers rounded; the
     larger of the two errors is the baseline. `moved` is the movement of each element in the program before under the
-    rewrites' declared changes; twice this is allowed in addition.
+    rewrites' declared changes; twice this is allowed in addition. `widened` names outputs that are fp16 values cast to
+    fp32: they are judged in units of fp16.
 
     BITWISE requires the same bits (any NaN equals any NaN). ROUNDING requires agreement to `FLOAT64_TOLERANCE` of the
     output's scale at float64. In a typed run, the distance from `truth` must not exceed four times the worst error of
@@ -247,7 +248,7 @@ def compare_outputs(
     if promised.accuracy is not None:
         return [promised.accuracy.judge(name, np.asarray(value), np.asarray(after[name])) if name in after
                 else OutputDifference(name, False, False, reason="is missing after") for name, value in before.items()]
-    judge = _Judge(promised, spreads=nonfinite and not promised.keeps_nonfinite, moved=moved or {})
+    judge = _Judge(promised, spreads=nonfinite and not promised.keeps_nonfinite, moved=moved or {}, widened=widened)
     return [judge.one(name, np.asarray(value), np.asarray(after[name]), None if truth is None else truth[name],
                       value if stepped is None else stepped[name])
             if name in after else OutputDifference(name, False, False, reason="is missing after")
@@ -319,6 +320,8 @@ class _Judge:
     "True if results that are NaN or infinite in the program after, and integers computed from them, are not judged."
     moved: Mapping[str, Array] = field(default_factory=dict)
     "The movement of the elements of each output in the program before under the rewrites' declared changes."
+    widened: Collection[str] = ()
+    "The outputs that are judged in units of fp16, whatever their dtype."
 
     def one(self, name: str, old: Array, new: Array, truth: Array | None, stepped: Array) -> OutputDifference:
         if old.shape != new.shape or (old.dtype != new.dtype and old.dtype.kind not in "US"):
@@ -364,7 +367,9 @@ class _Judge:
             allowed = self._propagated(name, old)
             good = _find_same_bits(old, new) | ((allowed > 0) & (_distance(old, new) <= allowed))
         else:
-            allowed = np.maximum(self._allowed(old, truth), self._allowed(stepped, truth)) + self._propagated(name, old)
+            unit = np.dtype(np.float16) if name in self.widened else old.dtype
+            allowed = np.maximum(*(self._allowed(each, truth, unit) for each in (old, stepped)))
+            allowed = allowed + self._propagated(name, old)
             with np.errstate(invalid="ignore"):
                 good = np.abs(new.astype(np.float64) - _select_reference(old, truth)) <= allowed
             good |= ~np.isfinite(old) & _find_equal_elements(
@@ -381,8 +386,8 @@ class _Judge:
         found = describe_worst_element(name, old, rest, allowed, bool(np.all(good | fixed)), failed=~(good | fixed))
         return replace(found, fixed=int(np.count_nonzero(fixed)))
 
-    def _allowed(self, old: Array, truth: Array | None) -> Array:
-        """Return the largest allowed distance from the reference, per element."""
+    def _allowed(self, old: Array, truth: Array | None, unit: np.dtype[Any]) -> Array:
+        """Return the largest allowed distance from the reference, per element, for results rounded to dtype `unit`."""
         reference = _select_reference(old, truth)
         finite = np.isfinite(reference)
         scale = float(np.max(np.abs(reference[finite]), initial=0.0))
@@ -392,7 +397,7 @@ class _Judge:
         known = finite & np.isfinite(old)
         error = float(np.max(np.abs(old.astype(np.float64)[known] - reference[known]), initial=0.0))
         units = 1 + self.promised.ulps
-        return np.full(old.shape, _MAX_ERROR_RATIO * error + units * _compute_ulp(old.dtype, scale) + moved)
+        return np.full(old.shape, _MAX_ERROR_RATIO * error + units * _compute_ulp(unit, scale) + moved)
 
 
 def _round_to_fp16(values: Array) -> Array:

@@ -265,7 +265,7 @@ def _compare_run(old: Run, new: Run, precision: str, promised: Exactness | Stric
         truth = runs.get("float64") if precision != "float64" else None
         found.append(compare_outputs(
             runs[precision], new.results[precision], promised, truth, old.plan.adversarial == SPECIAL,
-            old.stepped if typed and runs is old.results else None, moved))
+            old.stepped if typed and runs is old.results else None, moved, old.widened if typed else ()))
         if typed and old.rounding:
             found[-1] = [each if each.passed or each.output not in old.rounding
                          else replace(each, passed=True, reason=NOT_JUDGED) for each in found[-1]]

@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
-from coremltools.converters.mil.mil import Block, Program, types
+from coremltools.converters.mil.mil import Block, Function, Program, types
 
-from ..ir.query import get_pipeline_functions
+from ..ir.query import get_pipeline_functions, is_opaque
 from ..runtime.feeds import read_stored_feeds
 from ..runtime.model_description import apply_description
 from ..runtime.pipeline import PipelineValues, select_feeds
@@ -163,6 +163,8 @@ class Run:
     - `moved_stored`: the same if results are also rounded to the stored dtypes.
     - `rounding`: the outputs computed from ops whose rewrites only round; these are not judged at float16 on extreme
       values.
+
+    `widened` has the outputs that are fp16 values cast to fp32: their rounding is that of fp16.
     """
 
     plan: Plan
@@ -177,6 +179,7 @@ class Run:
     is_batched: bool = False
     "True if the run was part of a batch, whose kernels may round differently."
     error: str = ""
+    widened: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -282,7 +285,7 @@ def execute_plans(
     """
     from ..runtime import Runtime
 
-    found = Execution([Run(plan, error=plan.error) for plan in made])
+    found = Execution(make_runs(program, made))
     count = RunProgress(progress, len(made) * len(precisions))
     for function in dict.fromkeys(plan.function for plan in made):
         for precision in precisions:
@@ -295,6 +298,18 @@ def execute_plans(
                     execute_run(runtime, run, precision)
             found.executed_blocks |= runtime.executed_blocks
     return found
+
+
+def make_runs(program: Program, made: Sequence[Plan]) -> list[Run]:
+    """Make the runs of `program` that `made` plans, without results."""
+    widened = {name: _find_widened_outputs(program.functions[name]) for name in {plan.function for plan in made}}
+    return [Run(plan, error=plan.error, widened=widened[plan.function]) for plan in made]
+
+
+def _find_widened_outputs(function: Function) -> frozenset[str]:
+    casts = (var for var in function.outputs if var.op is not None and var.op.op_type == "cast")
+    return frozenset(var.name for var in casts if not is_opaque(var.op) and var.dtype == types.fp32 and
+                     var.op.x.dtype == types.fp16)
 
 
 def is_left_out(run: Run, function: str, precision: str) -> bool:

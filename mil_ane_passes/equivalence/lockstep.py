@@ -28,6 +28,7 @@ from .execution import (
     execute_run,
     is_left_out,
     join_results,
+    make_runs,
     note_error,
 )
 from .feeds import count_computed_elements
@@ -339,7 +340,7 @@ def execute_in_lockstep(
     that the programs share upstream of any difference at float32. With `batches`, runs of functions whose rows are
     independent are made as one batch. `regions` records the comparisons at the ends of regions that differ.
     """
-    old, new = (Execution([Run(plan, error=plan.error) for plan in made]) for _ in range(2))
+    old, new = (Execution(make_runs(program, made)) for program in (before, after))
     count = RunProgress(progress, len(made) * len(precisions))
     for function in dict.fromkeys(plan.function for plan in made):
         values = [FunctionValues(function, program.functions[function]) for program in (before, after)]

@@ -155,6 +155,16 @@ def test_a_nan_that_is_fixed_may_overflow_where_the_truth_does(truth, passes):
         assert found.passed is passes
 
 
+def test_fp16_values_cast_to_fp32_are_judged_in_units_of_fp16():
+    old, unit = HALF.astype(np.float32), float(np.spacing(np.float16(np.abs(TRUTH).max())))
+    near, far = put(old, old[1, 2] + 0.9 * unit), put(old, old[1, 2] + 6 * unit)
+    for new, widened, passes in ((near, {"y"}, True), (far, {"y"}, False)):
+        (found,) = compare_outputs({"y": old}, {"y": new}, ROUNDING, {"y": old.astype(np.float64)}, widened=widened)
+        assert found.passed is passes
+    (found,) = compare_outputs({"y": old}, {"y": near}, ROUNDING, {"y": old.astype(np.float64)})
+    assert not found.passed
+
+
 def test_a_typed_run_may_be_as_far_from_the_truth_as_four_times_before_and_a_unit():
     noisy = put(HALF, np.nextafter(HALF[1, 2], np.float16(9)))
     found = judge(HALF, noisy, ROUNDING, TRUTH)
