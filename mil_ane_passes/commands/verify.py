@@ -182,9 +182,9 @@ def _load_torch_module(text: str) -> Any:
     except (Exception, SystemExit) as error:  # the user's own code may raise anything
         raise InputError(f"{format_option_values('torch', text)}: {type(error).__name__}: {error}; {expected}"
                          ) from error
-    if not (callable(found) and hasattr(found, "eval")):
-        raise InputError(f"{format_option_values('torch', text)}: found {add_article(type(found).__name__)}; "
-                         f"{expected}")
+    if isinstance(found, type) or not (callable(found) and hasattr(found, "eval")):
+        kind = f"the class {found.__name__}" if isinstance(found, type) else add_article(type(found).__name__)
+        raise InputError(f"{format_option_values('torch', text)}: found {kind}; {expected}")
     return found.eval()
 
 

@@ -71,6 +71,11 @@ class Caller:
         if training:
             raise InputError(f"the module {training[0]} is in training mode, in which dropout and batch norm compute "
                              "something else; call its eval() first")
+        empty = [] if self._torch is None else [
+            name for name, value in [*given.named_parameters(), *given.named_buffers()] if value.is_meta]
+        if empty:
+            raise InputError(f"the module {self.name} has no values for '{empty[0]}', which is on the meta device; "
+                             "expected a module with its weights loaded")
         self._exported = exported
         self._leaves = [] if exported is None else _list_exported_leaves(exported)
         self._constant_results = () if exported is None else _find_constant_results(exported)

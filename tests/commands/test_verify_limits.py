@@ -46,6 +46,13 @@ def leave():
 
 def needs(size):
     return Net()
+
+def kind():
+    return Net
+
+def empty():
+    with torch.device("meta"):
+        return Net()
 """
 
 
@@ -196,6 +203,8 @@ def test_a_torch_module_from_the_command_line(converted, capsys, factory):
     (["m.mlpackage", "--torch", "my_net:needs"], "missing 1 required positional argument: 'size'"),
     (["m.mlpackage", "--torch", "my_net:count"], "TypeError: 'int' object is not callable"),
     (["m.mlpackage", "--torch", "my_net:leave"], "SystemExit: 0"),
+    (["m.mlpackage", "--torch", "my_net:kind"], "found the class Net; expected a torch module, or a class or function"),
+    (["m.mlpackage", "--torch", "my_net:empty"], "has no values for 'layer.weight', which is on the meta device"),
 ])
 def test_what_is_no_torch_module_is_said(net, fixtures, capsys, arguments, said):
     """A script that ends the process with 0, too, which would pass for an equal result."""
