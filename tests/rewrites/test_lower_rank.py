@@ -194,6 +194,42 @@ def test_an_open_batch_stays_open():
         np.testing.assert_array_equal(Runtime(held, precision="float64")({"x": x})["y"], true.numpy())
 
 
+SLICES = {
+    "an element": (lambda v: mb.slice_by_index(x=v, begin=[0] * 5 + [1], end=[0] * 5 + [2],
+                                               end_mask=[True] * 5 + [False], squeeze_mask=[False] * 5 + [True]),
+                   lambda v: v[..., 1]),
+    "a slice": (lambda v: mb.slice_by_index(x=v, begin=[0, 0, 0, 1, 0, 0], end=[0, 2, 4, 2, 4, 3],
+                                            end_mask=[True, *[False] * 5]), lambda v: v[:, :, :, 1:2]),
+    "a slice by size": (lambda v: mb.slice_by_size(x=v, begin=[0, 0, 2, 0, 0, 0], size=[-1, 2, 2, 2, 4, 3]),
+                        lambda v: v[:, :, 2:4]),
+}
+
+
+@pytest.mark.parametrize("name", SLICES)
+def test_an_axis_beside_an_open_batch_is_sliced(name):
+    slice_value, expect = SLICES[name]
+
+    def body(x):
+        cut = slice_value(mb.relu(x=mb.reshape(x=x, shape=[-1, 2, 4, 2, 4, 3])))
+        return mb.reshape(x=cut, shape=[-1], name="y")
+
+    held = build_program(body, x=(None, 8, 8, 3))
+    assert apply_rewrite(rule(), held).fired and highest(held) <= 5
+    for batch in (1, 3):
+        x = np.random.default_rng(0).standard_normal((batch, 8, 8, 3)).astype(np.float32)
+        true = expect(torch.from_numpy(x).relu().view(batch, 2, 4, 2, 4, 3)).reshape(-1)
+        np.testing.assert_array_equal(Runtime(held, precision="float64")({"x": x})["y"], true.numpy())
+
+
+def test_an_open_batch_that_is_sliced_is_left_alone():
+    def body(x):
+        cut = mb.relu(x=mb.reshape(x=x, shape=[-1, 2, 4, 2, 4, 3]))
+        return mb.reshape(x=mb.slice_by_size(x=cut, begin=[1, 0, 0, 0, 0, 0], size=[-1, 2, 4, 2, 4, 3]), shape=[-1])
+
+    found = apply_rewrite(rule(), build_program(body, x=(None, 8, 8, 3)))
+    assert not found.fired and "a dynamic dimension is sliced" in found.near_misses[0].reason
+
+
 REASONS = {
     "'y' of rank 6 is an output": lambda v: v,
     "'x' of rank 6 comes from outside": None,

@@ -318,14 +318,16 @@ def _read_slice_range(op: Operation, axis: int, size: int | None) -> range | Non
     begin = int(get_const_value(op.begin)[axis])
     if op.op_type == "slice_by_size":
         count = int(get_const_value(op.size)[axis])
-        begin += (size or 0) if begin < 0 else 0
-        indices = range(begin, (size or 0) if count == -1 else begin + count)
-        return None if indices == range(size or 0) else indices
+        if size is None:
+            return None if begin == 0 and count == -1 else range(0)
+        begin += size if begin < 0 else 0
+        indices = range(begin, size if count == -1 else begin + count)
+        return None if indices == range(size) else indices
     squeezed, from_front, to_end = (bool((get_const_value(op.inputs.get(name)) or [False] * op.x.rank)[axis])
                                     for name in ("squeeze_mask", "begin_mask", "end_mask"))
     step = int((get_const_value(op.inputs.get("stride")) or [1] * op.x.rank)[axis])
     if size is None:
-        return None if from_front and to_end and step == 1 and not squeezed else range(0)
+        return None if (from_front or begin == 0) and to_end and step == 1 and not squeezed else range(0)
     if squeezed:
         index = 0 if from_front else begin % size
         indices = range(index, index + 1)
