@@ -28,10 +28,13 @@ _HALF_DTYPES = ("torch.float16", "torch.bfloat16")
 
 
 class ProgramRunner:
-    """Runs the main function of a program at float32; feeds are matched to inputs by order, not by name."""
+    """Runs the main function of a program, by default at float32; feeds are matched to inputs by order, not by name.
 
-    def __init__(self, program: Program) -> None:
-        self._program, self._runtime = program, Runtime(program)
+    `settings` are those of `Runtime`.
+    """
+
+    def __init__(self, program: Program, **settings: Any) -> None:
+        self._program, self._runtime = program, Runtime(program, **settings)
         self.function = program.functions["main"]
         self.states = [name for name, var in self.function.inputs.items() if types.is_state(var.sym_type)]
         self.inputs = [name for name in self.function.inputs if name not in self.states]

@@ -488,6 +488,36 @@ def test_queries_whose_keys_are_all_hidden_are_not_compared(hide, precision):
                    inputs=[ct.TensorType("x", (1, rows, 16)), ct.TensorType("mask", (1, rows), dtype=np.int32)])
 
 
+_LOWEST = torch.finfo(torch.float32).min
+FILLS = {
+    "fill": lambda mask: (lambda hidden: hidden.masked_fill(hidden.bool(), _LOWEST))(1.0 - mask[:, None, None].float()),
+    "where": lambda mask: torch.where(mask[:, None, None] > 0, 0.0, _LOWEST),
+}
+
+
+@pytest.mark.parametrize("ranges", [None, {"x1": (0, 1)}], ids=["seeded", "ranges"])
+@pytest.mark.parametrize("form", FILLS)
+def test_masks_of_the_lowest_number_are_compared_as_masks_of_fp16(form, ranges, caplog):
+    """A query whose keys are all hidden has equal weights in torch, and the weights of its scores in fp16."""
+    def attend(x, mask):
+        q = torch.nn.functional.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None], FILLS[form](mask))
+        return torch.tanh(x + q[:, 0])
+
+    example = torch.randn(1, 9, 8), torch.ones(1, 9, dtype=torch.int32)
+    how = {"ranges": ranges, "minimum_deployment_target": ct.target.iOS18}
+    with caplog.at_level(logging.WARNING, "mil_ane_passes"):
+        assert checked(attend, *example, **how)
+    assert ("masks that fp16 can hold in place of larger ones" in caplog.text) or ranges is None
+    register_pass(namespace="tests", name="breaks", override=True)(Breaks)
+    given = ct.PassPipeline.DEFAULT
+    given.append_pass("tests::breaks")
+    try:
+        with pytest.raises(NotEqual, match="a later pass is not"):
+            checked(attend, *example, pass_pipeline=given, **how)
+    finally:
+        PASS_REGISTRY.passes.pop("tests::breaks")
+
+
 def test_what_the_model_rejects_of_rare_numbers_is_not_reported(caplog):
     with caplog.at_level(logging.WARNING, "mil_ane_passes"):
         assert checked(lambda x, places: x[places.long()], torch.randn(8, 3), torch.arange(8, dtype=torch.int32))
