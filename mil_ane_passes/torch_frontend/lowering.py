@@ -250,8 +250,8 @@ def broadcast_to(x: Var, sizes: Sequence[Size]) -> Var:
     if missing > 0:
         x = mb.expand_dims(x=x, axes=list(range(missing))) if x.rank else mb.reshape(x=x, shape=[1] * len(sizes))
     own = get_dims(x)
-    repeats: list[Any] = [1 if is_same_size(mine, required) else required if isinstance(mine, int) and mine == 1
-                          else mb.floor_div(x=required, y=mine)
+    repeats: list[Any] = [1 if is_same_size(mine, required) or isinstance(mine, int) and mine != 1 else
+                          required if isinstance(mine, int) else mb.floor_div(x=required, y=mine)
                           for mine, required in zip(own, sizes, strict=True)]
     if all(isinstance(repeat, int) and repeat == 1 for repeat in repeats):
         return x

@@ -20,7 +20,15 @@ from coremltools.converters.mil.mil.ops.defs._utils import solve_slice_by_index_
 
 from ...passes.severity import Severity
 from ..contract import Patch
-from ..lowering import add_result, bind_arguments
+from ..lowering import (
+    add_result,
+    bind_arguments,
+    broadcast_to,
+    get_dims,
+    has_static_shape,
+    is_constant,
+    name_result,
+)
 from ..probes import find_fault
 
 PATCH = Patch(code="TORCH163", severity=Severity.WRONG,
@@ -40,7 +48,8 @@ def probe() -> str | None:
 def expand(context: Any, node: Any) -> None:
     """Lower expand(self, size, *, implicit=False), broadcast_to(self, size), expand_as(self, other).
 
-    All of other ranks than 0 are coremltools' own.
+    Those of fixed sizes of other ranks than 0 are coremltools' own. Where a size is flexible, it computes the repeats
+    of all axes, so that also the stated sizes of the result are unknown to later ops.
     """
     inputs = bind_arguments(context, node, "self size")
     size = inputs.size
@@ -48,7 +57,23 @@ def expand(context: Any, node: Any) -> None:
     if inputs.self.rank == 0 and rank == 0:
         add_result(context, node, mb.identity(x=inputs.self, name=node.name))
         return
-    ops.expand_as(context, node) if node.kind == "expand_as" else ops.expand(context, node)
+    wanted = get_dims(size) if node.kind == "expand_as" else size
+    if isinstance(wanted, Var) and wanted.val is not None:
+        wanted = wanted.val.tolist()
+    is_fixed = isinstance(wanted, Var) or is_constant(wanted) and has_static_shape(inputs.self)
+    if is_fixed or types.is_complex(inputs.self.dtype):
+        ops.expand_as(context, node) if node.kind == "expand_as" else ops.expand(context, node)
+        return
+    own = [1] * (rank - inputs.self.rank) + get_dims(inputs.self)
+    sizes = [_to_size(each) for each in wanted]
+    result = broadcast_to(inputs.self, [mine if size == -1 else size for mine, size in zip(own, sizes, strict=True)])
+    add_result(context, node, name_result(result, node, inputs.self))
+
+
+def _to_size(given: Any) -> Any:
+    """Return a size as an int where it is constant, else as the Var that computes it."""
+    value = given.val if isinstance(given, Var) else given
+    return given if value is None else int(value)
 
 
 @PATCH.op("view", "view_copy", "_unsafe_view", "reshape")
