@@ -1,7 +1,8 @@
 """Lowering by decomposition: torch decomposes an op into ops that have lowerings, and those are converted.
 
-The op is traced on fake tensors of the node's shapes. A flexible size is traced at two values. Where both give the same
-graph, that graph is used for every size; else the op raises NotConverted.
+The op is traced on fake tensors of the node's shapes. A flexible size is traced at three values. Where all give the
+same graph, except for integers that are linear in the size, that graph is used for every size, with these integers
+computed; else the op raises NotConverted.
 """
 
 from __future__ import annotations
@@ -27,8 +28,10 @@ from .lowering import name_result
 
 __all__ = ["lower_by_decomposition", "resolve_torch_call"]
 
-#: the two values at which a flexible size is traced: only where both give the same graph, it is converted
-_FLEXIBLE_SIZE_HINTS = (7, 12)
+_SIZE_HINT = 7
+"The number that a flexible size has first, plus one for each size before it."
+_SIZE_STEPS = (5, 12)
+"What is added to it in two further traces: remainders of both are equal for no divisor."
 _prefix_numbers = itertools.count()
 
 
@@ -42,10 +45,8 @@ def lower_by_decomposition(context: Any, node: Any) -> None:
         filled = [_fill_slots(entry, given) for entry in template]
         return packet(*filled[:len(arguments)], **dict(zip(keywords, filled[len(arguments):], strict=True)))
 
-    graphs = _trace_at_hints(run_template, tensors, node)
-    if len({graph.code + str(list(graph._buffers)) for graph in graphs}) > 1:
-        raise NotConverted.at(node, "depends on a flexible size in a way that has no lowering", "fix the size")
-    _add_results(context, node, _convert_graph(context, graphs[0], tensors))
+    graph, sizes = _trace_for_all_sizes(run_template, tensors, node)
+    _add_results(context, node, _convert_graph(context, graph, [*tensors, *sizes]))
 
 
 def resolve_torch_call(context: Any, node: Any) -> tuple[Any, list[Any], dict[str, Any]]:
@@ -163,15 +164,15 @@ def _has_flexible_size(x: Var) -> bool:
     return any(not isinstance(size, int | np.integer) for size in x.shape)
 
 
-def _trace_at_hints(run: Any, tensors: list[Var], node: Any) -> list[Any]:
-    """Trace the graph of simpler ops, at two values of each flexible size.
+def _trace_for_all_sizes(run: Any, tensors: list[Var], node: Any) -> tuple[Any, list[Var]]:
+    """Trace the graph of simpler ops; return it, and the sizes that its last placeholders stand for.
 
     Sizes of different symbols are different numbers. Slices of one tensor, such as `x[1:]` and `x[:-1]`, have different
     symbols although their sizes are equal; where the op rejects different sizes, those at the same place from the last
     axis are equal numbers, and where it rejects these as well, all are.
     """
     if not any(map(_has_flexible_size, tensors)):
-        return [_trace_decomposition(run, tensors, {}, node)]
+        return _trace_decomposition(run, tensors, {}, node), []
     flexible = [(str(size), axis - x.rank) for x in tensors for axis, size in enumerate(x.shape)
                 if not isinstance(size, int | np.integer)]
     symbols = list(dict.fromkeys(symbol for symbol, _ in flexible))
@@ -179,13 +180,91 @@ def _trace_at_hints(run: Any, tensors: list[Var], node: Any) -> list[Any]:
               for symbol in symbols}
     refused: NotConverted | None = None
     for offsets in ({symbol: number for number, symbol in enumerate(symbols)}, places, dict.fromkeys(symbols, 0)):
+        first = {symbol: _SIZE_HINT + offset for symbol, offset in offsets.items()}
+        groups = [[symbol for symbol in symbols if offsets[symbol] == offset] for offset in set(offsets.values())]
+        larger = [{symbol: first[symbol] + step for symbol in group} for group in groups for step in _SIZE_STEPS]
         try:
-            return [_trace_decomposition(run, tensors, {symbol: hint + offset for symbol, offset in offsets.items()},
-                                         node) for hint in _FLEXIBLE_SIZE_HINTS]
+            graph, *others = [_trace_decomposition(run, tensors, first | each, node) for each in ({}, *larger)]
         except NotConverted as error:
             refused = refused or error
+            continue
+        sizes = [(_make_size(tensors, group[0]), first[group[0]]) for group in groups]
+        return graph, _SizeInserter(graph, others, sizes, node).insert()
     assert refused is not None
     raise refused
+
+
+def _make_size(tensors: list[Var], symbol: str) -> Var:
+    """Build the size of this symbol, a scalar."""
+    x, axis = next((x, axis) for x in tensors for axis, size in enumerate(x.shape) if str(size) == symbol)
+    size: Var = mb.gather(x=mb.shape(x=x), indices=axis, axis=0)
+    return size
+
+
+class _SizeInserter:
+    """Replaces integers of `graph` that are linear in a flexible size by placeholders.
+
+    `others` are the graphs in which one size after the other is larger by `_SIZE_STEPS`; `sizes` has each size and its
+    number in `graph`.
+    """
+
+    def __init__(self, graph: Any, others: list[Any], sizes: list[tuple[Var, int]], node: Any) -> None:
+        self._graph, self._others, self._sizes, self._node = graph, others, sizes, node
+        self._placeholders: dict[tuple[int, int, int], Any] = {}
+        "By number of the size, factor and summand."
+
+    def insert(self) -> list[Var]:
+        """Return what the placeholders stand for. Raises NotConverted where the graphs differ in another way."""
+        steps = list(self._graph.graph.nodes)
+        seen = [list(other.graph.nodes) for other in self._others]
+        if any(len(each) != len(steps) for each in seen) or not all(map(self._has_same_constants, self._others)):
+            raise _refuse_size(self._node)
+        for step, *same in zip(steps, *seen, strict=True):
+            if any((each.op, str(each.target)) != (step.op, str(step.target)) for each in same):
+                raise _refuse_size(self._node)
+            step.args = self._convert(step.args, [each.args for each in same])
+            step.kwargs = self._convert(dict(step.kwargs), [dict(each.kwargs) for each in same])
+        return [_multiply_add(self._sizes[number][0], factor, more) for number, factor, more in self._placeholders]
+
+    def _has_same_constants(self, other: Any) -> bool:
+        own, others = dict(self._graph.named_buffers()), dict(other.named_buffers())
+        return own.keys() == others.keys() and all(
+            value.shape == others[name].shape and bool((value == others[name]).all()) for name, value in own.items())
+
+    def _convert(self, value: Any, others: list[Any]) -> Any:
+        """Return an argument of `graph` with placeholders; `others` are those of the other graphs."""
+        if any(type(each) is not type(value) for each in others):
+            raise _refuse_size(self._node)
+        if isinstance(value, dict) and all(each.keys() == value.keys() for each in others):
+            return {name: self._convert(each, [other[name] for other in others]) for name, each in value.items()}
+        if isinstance(value, list | tuple) and all(len(each) == len(value) for each in others):
+            return type(value)(self._convert(*each) for each in zip(value, map(list, zip(*others)), strict=True))
+        return value if all(repr(each) == repr(value) for each in others) else self._replace_integer(value, others)
+
+    def _replace_integer(self, value: Any, others: list[Any]) -> Any:
+        if type(value) is not int:
+            raise _refuse_size(self._node)
+        growth = [(small - value, large - value) for small, large in zip(others[::2], others[1::2], strict=True)]
+        (number, (small, large)), *more = ((at, each) for at, each in enumerate(growth) if any(each))
+        factor = small // _SIZE_STEPS[0]
+        if more or (small, large) != tuple(factor * step for step in _SIZE_STEPS):
+            raise _refuse_size(self._node)
+        key = number, factor, value - factor * self._sizes[number][1]
+        if key not in self._placeholders:
+            last = [step for step in self._graph.graph.nodes if step.op == "placeholder"][-1]
+            with self._graph.graph.inserting_after(last):
+                self._placeholders[key] = self._graph.graph.placeholder(f"size_{len(self._placeholders)}")
+        return self._placeholders[key]
+
+
+def _multiply_add(size: Var, factor: int, summand: int) -> Var:
+    product = size if factor == 1 else mb.mul(x=size, y=np.int32(factor))
+    result: Var = mb.add(x=product, y=np.int32(summand)) if summand else product
+    return result
+
+
+def _refuse_size(node: Any) -> NotConverted:
+    return NotConverted.at(node, "depends on a flexible size in a way that has no lowering", "fix the size")
 
 
 def _trace_decomposition(run: Any, tensors: list[Var], sizes: dict[str, int], node: Any) -> Any:

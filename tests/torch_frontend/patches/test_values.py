@@ -224,7 +224,9 @@ for name, function in {
 add_case("defined by torch flexible size", lambda x: torch.lerp(x, x * 2, 0.3) + torch.logaddexp(x, x),
     torch.rand(4, 3), flexible=[0], at=[(torch.rand(2, 3),), (torch.rand(64, 3),)])
 add_refused("defined by torch a graph that hangs on a flexible size is refused", "depends on a flexible size",
-    lambda x: torch.diag_embed(x), torch.rand(4, 3), flexible=[0, 1])
+    lambda x: x.tensor_split(2)[1], torch.rand(4, 3), flexible=[0])
+add_case("defined by torch two flexible sizes", torch.diag_embed, torch.rand(4, 3), flexible=[0, 1],
+         at=[(torch.rand(2, 9),), (torch.rand(9, 9),)])
 
 # `torch.diff`.
 DIFFERENCES_X = torch.randn(3, 6)
@@ -832,6 +834,33 @@ add_case(
     SCALAR_EXPAND_X,
     flexible=[0],
     at=[(torch.rand(5, 3),)],
+)
+
+
+add_case(
+    "scalar expand beside flexible sizes",
+    lambda x: (torch.zeros(3, 2).scatter_add(0, x[:, :1].long().expand(-1, 2), x[:, :2]),
+               torch.zeros(3, 3).scatter_reduce(0, x[:, :1].long().expand_as(x), x, "amax"),
+               torch.zeros(1, 1).expand(x.shape[0], 1).squeeze(1) + x[:, 0], (x > 1)[:, :1].expand(-1, 3)),
+    torch.rand(4, 3) * 3, frontends=TRACE_AND_EXPORT, flexible=[0], at=[(torch.rand(9, 3) * 3,)],
+)
+
+
+add_case(
+    "defined by torch of a flexible batch",
+    lambda x: (torch.tensordot(x, torch.ones(6, 3), 1), torch.inner(x, torch.arange(12.0).reshape(2, 6)),
+               torch.linalg.multi_dot([x, torch.ones(6, 3), torch.ones(3, 2)]), x.take_along_dim(x.argsort(1), 1),
+               torch.column_stack([x[:, 0], x[:, 1]]), torch.quantile(x, 0.3, dim=1), torch.diag_embed(x),
+               F.cross_entropy(x, x.softmax(1)), F.nll_loss(x.log_softmax(1), x.argmax(1), torch.arange(6.0) + 1)),
+    torch.randn(4, 6), flexible=[0], at=[(torch.randn(9, 6),), (torch.randn(1, 6),)],
+)
+
+
+add_case(
+    "defined by torch of a flexible size that grows",
+    lambda x: (torch.kron(x, torch.tensor([[1.0, 2], [3, 4]])), torch.tensor_split(x, (1, 2), 0)[2],
+               torch.diag_embed(x.T), torch.matrix_power(x.T @ x, 3)),
+    torch.randn(4, 6), flexible=[0], at=[(torch.randn(9, 6),)],
 )
 
 
