@@ -1,8 +1,8 @@
 """Adaptive pools that reduce each pooled axis to one element, also of flexible size and in 3-D.
 
 coremltools lowers 2-D adaptive pools of flexible sizes to one element (a global pool) and rejects 1-D ones, pools along
-one of two axes, and all in 3-D. Here all of them are reductions; a 3-D one whose windows all have the same size is a
-plain pool.
+one of two axes, those of a flexible batch, and all in 3-D. Here a pool to one element is a reduction, one whose windows
+all have the same size a plain pool, and any other a reduction for each window.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from coremltools.converters.mil.mil import Var
 
 from ..contract import Patch
 from ..errors import NotConverted
-from ..lowering import add_result, bind_arguments, name_result, to_python
+from ..lowering import add_result, bind_arguments, has_static_shape, name_result, to_python
 from ..probes import find_fault
 
 PATCH = Patch(code="TORCH175",
@@ -42,10 +42,10 @@ def adaptive_pool(context: Any, node: Any) -> None:
     sizes = [own if size is None else size for size, own in zip(asked, x.shape[-count:], strict=True)]
     changed = [axis for axis, size in zip(range(-count, 0), sizes, strict=True) if not _is_size(x.shape[axis], size)]
     if any(sizes[axis] != 1 for axis in changed):
-        if count < 3 and None not in asked:
+        if count < 3 and None not in asked and has_static_shape(x):
             getattr(ops, node.kind)(context, node)
             return
-        result = _pool_equal_windows(x, sizes, maxima, node)
+        result = _pool_windows(x, sizes, maxima, node)
     elif changed:
         result = (mb.reduce_max if maxima else mb.reduce_mean)(x=x, axes=changed, keep_dims=True)
     else:
@@ -57,15 +57,36 @@ def _is_size(own: Any, size: Any) -> bool:
     return own is size or isinstance(own, int | np.integer) and int(own) == size
 
 
-def _pool_equal_windows(x: Var, sizes: list[Any], maxima: bool, node: Any) -> Var:
-    """Pool windows of one size. Raises NotConverted where the windows of an axis differ, or a size is flexible."""
+def _pool_windows(x: Var, sizes: list[Any], maxima: bool, node: Any) -> Var:
+    """Pool windows of one size by a pool, others one after the other. Raises NotConverted where a size is flexible."""
     own = x.shape[-len(sizes):]
-    if not all(isinstance(each, int | np.integer) and each % size == 0 for each, size in zip(own, sizes, strict=True)):
-        raise NotConverted.at(node, f"pools {list(own)} to {sizes} with windows of several sizes",
-                              "use sizes that the outputs divide, or one element")
+    if not all(isinstance(each, int | np.integer) for each in own):
+        raise NotConverted.at(node, f"pools {list(own)} to {sizes}: the windows depend on a flexible size",
+                              "fix the pooled sizes, or pool to one element")
+    if any(each % size for each, size in zip(own, sizes, strict=True)):
+        for axis, size in zip(range(x.rank - len(sizes), x.rank), sizes, strict=True):
+            x = _pool_axis(x, axis, size, mb.reduce_max if maxima else mb.reduce_mean)
+        return x
     steps = [int(each) // size for each, size in zip(own, sizes, strict=True)]
     missing = len(sizes) + 2 - x.rank
     batch = mb.expand_dims(x=x, axes=list(range(missing))) if missing else x
     common = {"x": batch, "kernel_sizes": steps, "strides": steps, "pad_type": "valid"}
     result = mb.max_pool(**common) if maxima else mb.avg_pool(**common)
     return mb.squeeze(x=result, axes=list(range(missing))) if missing else result
+
+
+def _pool_axis(x: Var, axis: int, size: int, reduce: Any) -> Var:
+    """Reduce `size` windows along an axis, which overlap where `size` does not divide it."""
+    extent = int(x.shape[axis])
+    if size == extent:
+        return x
+    windows = []
+    for place in range(size):
+        begin, end = place * extent // size, -(-(place + 1) * extent // size)
+        window = mb.slice_by_index(x=x, begin=[0] * axis + [begin] + [0] * (x.rank - axis - 1),
+                                   end=[0] * axis + [end] + [0] * (x.rank - axis - 1),
+                                   begin_mask=[other != axis for other in range(x.rank)],
+                                   end_mask=[other != axis for other in range(x.rank)])
+        windows.append(reduce(x=window, axes=[axis], keep_dims=True))
+    joined: Var = mb.concat(values=windows, axis=axis)
+    return joined

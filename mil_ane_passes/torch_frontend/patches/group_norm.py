@@ -34,12 +34,14 @@ def group_norm(context: Any, node: Any) -> None:
     inputs = bind_arguments(context, node, "input num_groups weight=None bias=None eps=1e-05")
     x: Var = inputs.input
     is_volume = x.rank == 5 and any(map(is_symbolic, x.shape))
-    if is_symbolic(x.shape[1]) or not (is_symbolic(x.shape[0]) or is_volume):
+    if not (any(map(is_symbolic, x.shape[:2])) or is_volume):
         from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
 
         _TORCH_OPS_REGISTRY.name_to_func_mapping["group_norm"](context, node)
         return
     sizes, groups = get_dims(x), int(to_python(inputs.num_groups, node, "num_groups"))
+    if inputs.weight is not None:  # has one element for each channel, also where their number is computed
+        sizes[1] = int(inputs.weight.shape[0])
     rows = mb.reshape(x=x, shape=to_size_vector([sizes[0], groups, -1]))
     centered = mb.sub(x=rows, y=mb.reduce_mean(x=rows, axes=[2], keep_dims=True))
     variance = mb.reduce_mean(x=mb.square(x=centered), axes=[2], keep_dims=True)

@@ -181,7 +181,8 @@ def _resize_to_size(context: Any, node: Any, x: Var, axes: range, corners: bool)
     linear = node.kind.startswith(_CORNER_KINDS)
     place = 3 if linear else 2
     given = bind_arguments(context, node, _FIRST_INPUTS[place]).output_size
-    if given is None or _read_scales(context, node, axes, place) is not None:
+    scales = _read_scales(context, node, axes, place)
+    if given is None or scales is not None and any(scale is not None for scale in scales):
         return None
     if isinstance(given, Var):
         given = [mb.gather(x=given, indices=number, axis=0) for number in range(len(axes))]

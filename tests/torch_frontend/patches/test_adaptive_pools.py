@@ -30,7 +30,7 @@ def test_one_element_of_a_flexible_size(rank: int, kind: str, frontend: str) -> 
 @FRONTENDS
 @pytest.mark.parametrize(("rank", "sizes"), [
     (1, 1), (1, 4), (1, 3), (1, 8), (2, (1, 6)), (2, (1, None)), (2, (None, 3)), (2, (3, 4)), (2, (8, 6)), (3, 1),
-    (3, (4, 3, 2)), (3, (1, None, 1)), (3, (8, 6, 1)), (3, (2, 1, 4))])
+    (3, (4, 3, 2)), (3, (1, None, 1)), (3, (8, 6, 1)), (3, (2, 1, 4)), (3, (3, 4, 3))])
 @pytest.mark.parametrize("kind", ["avg", "max"])
 def test_fixed_sizes(rank: int, sizes: Any, kind: str, frontend: str) -> None:
     pool = getattr(F, f"adaptive_{kind}_pool{rank}d")
@@ -44,7 +44,16 @@ def test_one_axis_of_a_flexible_size() -> None:
 
 
 @FRONTENDS
-def test_windows_of_several_sizes_in_3_d_are_refused(frontend: str) -> None:
-    with pytest.raises(NotConverted, match=r"adaptive_avg_pool3d.*: pools \[8, 6, 4\] to \[3, 3, 3\] with windows of "
-                                           r"several sizes; use sizes that the outputs divide, or one element"):
-        check(lambda x: F.adaptive_avg_pool3d(x, 3), torch.randn(SHAPES[3]), frontend=frontend)
+@pytest.mark.parametrize("kind", ["avg", "max"])
+@pytest.mark.parametrize(("rank", "sizes"), [(1, 4), (1, 3), (2, (4, 3)), (2, (3, 4)), (3, (4, 3, 2)), (3, 3)])
+def test_pools_of_a_flexible_batch(rank: int, sizes: Any, kind: str, frontend: str) -> None:
+    pool = getattr(F, f"adaptive_{kind}_pool{rank}d")
+    check(lambda x: pool(x, sizes), torch.randn(SHAPES[rank]), frontend=frontend, flexible=[0],
+          at=[[torch.randn(5, *SHAPES[rank][1:])]])
+
+
+@FRONTENDS
+def test_windows_that_depend_on_a_flexible_size_are_refused(frontend: str) -> None:
+    with pytest.raises(NotConverted, match=r"adaptive_avg_pool1d.*: pools \[is\d+\] to \[3\]: the windows depend on a "
+                                           r"flexible size; fix the pooled sizes, or pool to one element"):
+        check(lambda x: F.adaptive_avg_pool1d(x, 3), torch.randn(SHAPES[1]), frontend=frontend, flexible=[2])

@@ -32,3 +32,10 @@ def test_rows_of_a_view() -> None:
             return self.norm(x.view(batch * length, width)).view(batch, length, width)
 
     check(Heads().eval(), torch.randn(1, 6, 8), flexible=[1], at=[(torch.randn(1, 9, 8),)])
+
+
+@pytest.mark.parametrize("affine", [False, True])
+def test_channels_whose_number_is_computed(affine: bool) -> None:
+    norm = torch.nn.GroupNorm(2, 8, affine=affine).eval().requires_grad_(False)
+    check(lambda x: norm(x.reshape(x.shape[0] * x.shape[1], -1)).view(x.shape), torch.randn(1, 7, 8), flexible=[1],
+          at=[(torch.randn(1, 4, 8),)])

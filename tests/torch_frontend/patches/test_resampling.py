@@ -146,6 +146,13 @@ def test_an_image_of_flexible_size_takes_a_fixed_one(mode: str, frontend: str) -
           flexible=[2, 3], at=[(torch.randn(1, 2, 31, 5),)])
 
 
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+@pytest.mark.parametrize("how", [{}, {"mode": "linear"}, {"mode": "linear", "align_corners": True}])
+def test_a_sequence_of_flexible_length_takes_a_fixed_one(how: dict[str, Any], frontend: str) -> None:
+    check(lambda x: interpolate(x, size=7, **how), torch.randn(2, 3, 5), frontend=frontend, flexible=[2],
+          at=[(torch.randn(2, 3, size),) for size in (1, 6, 13)])
+
+
 def test_a_linear_resize_to_a_computed_size_needs_ios17() -> None:
     def resize(x: torch.Tensor) -> torch.Tensor:
         return interpolate(x[..., 1:, ::3], size=x.shape[2:], mode="bilinear")
