@@ -14,6 +14,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
 
+from ...ir.query import get_flat_inputs, is_symbolic
 from ...passes.severity import Severity
 from ..contract import Patch
 from ..errors import NotConverted
@@ -122,11 +123,31 @@ def _slice_corner(x: Var, index: Var, axis: int, node: Any) -> Var:
     if x.rank != index.rank:
         raise NotConverted.at(node, f"the index has rank {index.rank}, the data rank {x.rank}", "use the same rank "
                                                                                                 "for both")
-    pairs = enumerate(zip(x.shape, index.shape, strict=True))
-    if all(place == axis or bool(mine == other) for place, (mine, other) in pairs):
+    pairs = [pair for place, pair in enumerate(zip(x.shape, index.shape, strict=True)) if place != axis]
+    if all(bool(mine == other) for mine, other in pairs):
+        symbols = [mine for mine, _ in pairs if is_symbolic(mine)]
+        sources = [(_find_sources(x, symbol), _find_sources(index, symbol)) for symbol in symbols]
+        if any(mine and others and mine.isdisjoint(others) for mine, others in sources):
+            raise NotConverted.at(node, "the data and the index have an axis of the same flexible size from different "
+                                        "inputs: a package does not state that it is the same",
+                                  "fix the size, or compute both from one input")
         return x
     size = [-1 if place == axis else other for place, other in enumerate(get_dims(index))]
     return mb.slice_by_size(x=x, begin=[0] * x.rank, size=to_size_vector(size))
+
+
+def _find_sources(x: Var, symbol: Any) -> set[Var]:
+    """Find the inputs with a size of this symbol from which `x` is computed."""
+    waiting, seen, found = [x], set(), set()
+    while waiting:
+        var = waiting.pop()
+        if var in seen:
+            continue
+        seen.add(var)
+        if var.op is None and any(symbol == size for size in var.shape):
+            found.add(var)
+        waiting += get_flat_inputs(var.op) if var.op is not None else []
+    return found
 
 
 def _restore_corner(corner: Var, whole: Var) -> Var:

@@ -987,6 +987,9 @@ def scatter_gather_flexible_batch(x: torch.Tensor) -> torch.Tensor:
 add_case(
     "scatter gather computed index of rank 0", lambda x: torch.index_select(x, 1, x[0, 0, :].argmax()), SCATTER_GATHER_X
 )
+add_case("scatter gather a flexible size of one input",
+    lambda x: torch.zeros_like(x).scatter(1, x.argmax(1, keepdim=True), x[:, :1]), torch.rand(4, 3), flexible=[0],
+    at=[(torch.rand(9, 3),)])
 add_case(
     "scatter gather gathering along a flexible size by fewer",
     lambda x, y: torch.gather(x, 1, (y[:, :2] * 0 + 1).long()),
@@ -1198,3 +1201,12 @@ def test_a_name_with_capitals_is_found_before_torch_has_used_it(function, monkey
     for name in ("mT", "mH", "adjoint"):
         monkeypatch.delattr(torch.ops.aten, name, raising=False)
     check(function, torch.randn(2, 3, 4))
+
+
+def test_scatter_gather_a_flexible_size_of_two_inputs() -> None:
+    """coremltools converts it to a package that it cannot read."""
+    rows = ct.RangeDim(2, 64, default=4)
+    with pytest.raises(NotConverted, match="have an axis of the same flexible size from different inputs"):
+        check(lambda x, places: torch.zeros_like(x).scatter(1, places[:, None].long(), x[:, :1]), torch.rand(4, 3),
+              torch.tensor([0, 2, 1, 1], dtype=torch.int32), inputs=[
+                  ct.TensorType("x0", (rows, 3)), ct.TensorType("x1", (rows,), dtype=int)])
