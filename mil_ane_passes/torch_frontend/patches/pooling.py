@@ -72,7 +72,8 @@ def max_pool(context: Any, node: Any) -> None:
         _add_maxima(context, node, mb.max_pool(x=x, kernel_sizes=kernel, strides=stride, pad_type="custom", pad=pad))
         return
     if not types.is_float(x.dtype) or not all(isinstance(size, int | np.integer) for size in x.shape[-count:]):
-        raise NotConverted.at(node, "dilation needs floats of static spatial sizes", "fix the sizes")
+        option = "dilation" if any(step != 1 for step in dilation) else "ceil_mode=True with indices"
+        raise NotConverted.at(node, f"{option} needs floats of static spatial sizes", "fix the sizes")
     for place in range(count):
         x = _compute_axis_maxima(
             x, x.rank - count + place, kernel[place], stride[place], padding[place], dilation[place], ceil

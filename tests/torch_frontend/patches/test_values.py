@@ -575,6 +575,8 @@ add_case(
     flexible=[0],
     at=[(torch.randn(5, 3, 9, 8) - 9,)],
 )
+add_refused("pooling indices in ceil mode of a flexible image", "ceil_mode=True with indices needs floats of static",
+    lambda x: F.max_pool2d(x, 2, ceil_mode=True, return_indices=True)[0], torch.rand(1, 2, 5, 5), flexible=[2])
 add_refused("pooling dilation of a flexible image is refused", "dilation needs floats of static spatial sizes",
     lambda x: F.max_pool2d(x, 2, dilation=2), POOLING_X, flexible=[2])
 
