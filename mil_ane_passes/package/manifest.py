@@ -119,6 +119,8 @@ def check_exists(root: Path) -> None:
     """Raise InputError if `root` (for a delegate: its program) does not exist; the message suggests a similar name."""
     if root.exists():
         return
+    if root.is_symlink():
+        raise InputError(f"{root}: is a link to {os.readlink(root)}, which does not exist; expected a link to a package")
     program = next((each for each in root.parents if each.suffix == _PROGRAM_SUFFIX and not each.exists()), None)
     missing = root if program is None else program
     near = suggest_nearest(missing.stem, models := _list_models(missing.parent, missing.suffix),

@@ -124,8 +124,14 @@ def item_is_a_link(source):
     os.symlink(source.parent / "elsewhere.mlmodel", source / MODEL)
 
 
+def link_to_nothing(source):
+    shutil.rmtree(source)
+    source.symlink_to("elsewhere.mlpackage")
+
+
 BROKEN = {
     "gone": (shutil.rmtree, "no such file or folder"),
+    "a link to nothing": (link_to_nothing, "is a link to elsewhere.mlpackage, which does not exist"),
     "no manifest": (lambda s: (s / "Manifest.json").unlink(), "not a package, it has no Manifest.json"),
     "compiled inside": (
         lambda s: ((s / "Manifest.json").unlink(), (s / "coremldata.bin").touch()),
