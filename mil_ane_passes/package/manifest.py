@@ -120,7 +120,8 @@ def check_exists(root: Path) -> None:
     if root.exists():
         return
     if root.is_symlink():
-        raise InputError(f"{root}: is a link to {os.readlink(root)}, which does not exist; expected a link to a package")
+        raise InputError(
+            f"{root}: is a link to {os.readlink(root)}, which does not exist; expected a link to a package")
     program = next((each for each in root.parents if each.suffix == _PROGRAM_SUFFIX and not each.exists()), None)
     missing = root if program is None else program
     near = suggest_nearest(missing.stem, models := _list_models(missing.parent, missing.suffix),
