@@ -194,6 +194,8 @@ def _bound_remainder(op: Operation) -> Interval | None:
     Returns None when `op` does not match.
     """
     product = op.y.op
+    if product is not None and product.op_type in ("round", "floor") and product.x is op.x:
+        return (-1.0, 1.0)
     if product is None or product.op_type != "mul":
         return None
     for count, step in ((product.x, product.y), (product.y, product.x)):
@@ -214,8 +216,12 @@ def _is_quotient(quotient: Var, x: Var, c: float) -> bool:
     op = quotient.op
     if op is None or op.op_type not in ("mul", "real_div"):
         return False
-    factor, other = (_read_scalar_const(op.y), op.x) if _read_scalar_const(op.y) else (_read_scalar_const(op.x), op.y)
-    if not factor or other is not x or (op.op_type == "real_div" and op.x is not x):
+    factor, other = _read_scalar_const(op.y), op.x
+    if not factor and op.op_type == "mul":
+        factor, other = _read_scalar_const(op.x), op.y
+    if other.op is not None and other.op.op_type == "floor" and c >= 1 and c.is_integer():
+        other = other.op.x  # floor(floor(x) / c) is floor(x / c)
+    if not factor or other is not x:
         return False
     product = factor * c if op.op_type == "mul" else c / factor
     return abs(product - 1.0) < 0.01

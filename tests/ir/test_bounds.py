@@ -20,6 +20,8 @@ LEAVES = {
     "mod": lambda x: mb.mod(x=x, y=HALF(4)),
     "reduced": lambda x: mb.sub(x=x, y=mb.mul(x=mb.round(x=mb.mul(x=x, y=HALF(0.25))), y=HALF(4))),
     "floored": lambda x: mb.sub(x=x, y=mb.mul(x=HALF(4), y=mb.floor(x=mb.real_div(x=x, y=HALF(4))))),
+    "floored twice": lambda x: mb.sub(x=x, y=mb.mul(x=mb.floor(x=mb.mul(x=mb.floor(x=x), y=HALF(0.25))), y=HALF(4))),
+    "fraction": lambda x: mb.sub(x=x, y=mb.floor(x=x)),
     "layer norm": lambda x: mb.layer_norm(x=x, axes=[-1], gamma=np.arange(8, dtype=HALF), beta=np.ones(8, HALF)),
     "instance norm": lambda x: mb.squeeze(x=mb.instance_norm(x=mb.expand_dims(x=x, axes=[0]), epsilon=HALF(1e-5)),
                                           axes=[0]),
@@ -71,7 +73,9 @@ def test_an_interval_holds_what_is_computed(leaf, steps, seed):
     lambda x: mb.relu(x=x), lambda x: mb.exp(x=x), lambda x: mb.real_div(x=HALF(1), y=mb.sigmoid(x=x)),
     lambda x: mb.sub(x=x, y=mb.mul(x=mb.round(x=mb.mul(x=x, y=HALF(0.5))), y=HALF(4))),
     lambda x: mb.mod(x=HALF(4), y=x),
-], ids=["relu", "exp", "one over sigmoid", "not its own quotient", "by a value"])
+    lambda x: mb.sub(x=x, y=mb.mul(x=mb.floor(x=mb.mul(x=mb.floor(x=x), y=HALF(4))), y=HALF(0.25))),
+    lambda x: mb.sub(x=x, y=mb.floor(x=mb.mul(x=x, y=HALF(2)))),
+], ids=["relu", "exp", "one over sigmoid", "not its own quotient", "by a value", "by a fraction of the floor", "twice"])
 def test_what_nothing_bounds_has_no_interval(unbounded):
     built = build_program(lambda x: mb.identity(x=unbounded(x), name="y"), x=(3, 8))
     assert infer_interval(built.functions["main"].outputs[0]) is None
