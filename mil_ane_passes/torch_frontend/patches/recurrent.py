@@ -3,17 +3,20 @@
 coremltools supports only the ops of TorchScript, no bidirectional `nn.RNN`, and treats a packed sequence as a padded
 one: the last state of a short sequence is then that of its padding, silently. Here the lengths have to be constants.
 Packed data has torch's layout (the first steps of all samples, then the second steps, ...), selected by constant rows;
-sequences of equal length run together.
+sequences of equal length run together. coremltools lowers a GRU to a loop, with which it cannot save an exported model.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from coremltools.converters.mil.mil import Builder as mb
-from coremltools.converters.mil.mil import Var
+from coremltools.converters.mil.mil import Program, Var
+from coremltools.converters.mil.mil.scope import ScopeSource
 
+from ...ir.query import iterate_ops
 from ...passes.severity import Severity
 from ..contract import Patch
 from ..errors import NotConverted
@@ -41,6 +44,15 @@ def probe() -> str | None:
         return layer(packed)[1][0]
 
     return find_fault(run, torch.ones(2, 3, 1))
+
+
+@PATCH.replace_function("coremltools.converters.mil.mil.program", "Program._add_essential_scope_source")
+def add_scope_sources(host: Callable[..., Any], program: Program, sources: Any) -> None:
+    """Leave out the debug handles of a program with loops, of which coremltools' `save` cannot make a table."""
+    if isinstance(sources, list) and any(op.blocks for _, op in iterate_ops(program)):
+        sources = [source for source in sources if source is not ScopeSource.EXIR_DEBUG_HANDLE]
+    host(program, sources)
+
 
 _LAYER_KINDS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 _SHARED_PARAMETERS = "params has_biases num_layers dropout train bidirectional"

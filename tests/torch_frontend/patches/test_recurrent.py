@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+import mil_ane_passes as ane
 from mil_ane_passes.torch_frontend import NotConverted
 
 from ..checks import check
@@ -40,6 +41,13 @@ def test_given_states(kind: Any) -> None:
     net = layer(kind, num_layers=2, nonlinearity="relu") if kind is torch.nn.RNN else layer(kind, num_layers=2)
     check(lambda x, h: flat(net(x, (h, h * 2) if kind is torch.nn.LSTM else h)), X, torch.rand(2, 4, 5),
           frontend="export")
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_an_exported_layer_is_saved(kind: Any, tmp_path: Any) -> None:
+    program = torch.export.export(kind(6, 4, batch_first=True).eval(), (X,))
+    ane.convert(program, skip_model_load=True).save(str(tmp_path / "layer.mlpackage"))
+    assert ane.load(tmp_path / "layer.mlpackage").program.functions
 
 
 def test_flexible_steps() -> None:
