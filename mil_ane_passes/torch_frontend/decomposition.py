@@ -188,7 +188,8 @@ def _trace_for_all_sizes(run: Any, tensors: list[Var], node: Any) -> tuple[Any, 
         except NotConverted as error:
             refused = refused or error
             continue
-        sizes = [(_make_size(tensors, group[0]), first[group[0]]) for group in groups]
+        # A number that follows sizes which are only traced as equal, but may differ, has no size to be computed from.
+        sizes = [(_make_size(tensors, group[0]) if len(group) == 1 else None, first[group[0]]) for group in groups]
         return graph, _SizeInserter(graph, others, sizes, node).insert()
     assert refused is not None
     raise refused
@@ -204,11 +205,11 @@ def _make_size(tensors: list[Var], symbol: str) -> Var:
 class _SizeInserter:
     """Replaces integers of `graph` that are linear in a flexible size by placeholders.
 
-    `others` are the graphs in which one size after the other is larger by `_SIZE_STEPS`; `sizes` has each size and its
-    number in `graph`.
+    `others` are the graphs in which one size after the other is larger by `_SIZE_STEPS`; `sizes` has each size, or None
+    for several sizes that are traced as equal, and its number in `graph`.
     """
 
-    def __init__(self, graph: Any, others: list[Any], sizes: list[tuple[Var, int]], node: Any) -> None:
+    def __init__(self, graph: Any, others: list[Any], sizes: list[tuple[Var | None, int]], node: Any) -> None:
         self._graph, self._others, self._sizes, self._node = graph, others, sizes, node
         self._placeholders: dict[tuple[int, int, int], Any] = {}
         "By number of the size, factor and summand."
@@ -224,7 +225,8 @@ class _SizeInserter:
                 raise _refuse_size(self._node)
             step.args = self._convert(step.args, [each.args for each in same])
             step.kwargs = self._convert(dict(step.kwargs), [dict(each.kwargs) for each in same])
-        return [_multiply_add(self._sizes[number][0], factor, more) for number, factor, more in self._placeholders]
+        chosen = [(self._sizes[number][0], factor, more) for number, factor, more in self._placeholders]
+        return [_multiply_add(size, factor, more) for size, factor, more in chosen if size is not None]
 
     def _has_same_constants(self, other: Any) -> bool:
         own, others = dict(self._graph.named_buffers()), dict(other.named_buffers())
@@ -247,7 +249,7 @@ class _SizeInserter:
         growth = [(small - value, large - value) for small, large in zip(others[::2], others[1::2], strict=True)]
         (number, (small, large)), *more = ((at, each) for at, each in enumerate(growth) if any(each))
         factor = small // _SIZE_STEPS[0]
-        if more or (small, large) != tuple(factor * step for step in _SIZE_STEPS):
+        if more or self._sizes[number][0] is None or (small, large) != tuple(factor * step for step in _SIZE_STEPS):
             raise _refuse_size(self._node)
         key = number, factor, value - factor * self._sizes[number][1]
         if key not in self._placeholders:

@@ -1205,6 +1205,15 @@ def test_a_name_with_capitals_is_found_before_torch_has_used_it(function, monkey
     check(function, torch.randn(2, 3, 4))
 
 
+@pytest.mark.parametrize("function", [
+    lambda x, y: torch.addr(x, y[:, 0], x[0]), lambda x, y: torch.tensordot(x, y, ([0], [0]))])
+def test_defined_by_torch_sizes_that_are_only_traced_as_equal_are_refused(function) -> None:
+    rows = [ct.RangeDim(1, 64, default=size) for size in (3, 4, 3, 5)]
+    with pytest.raises(NotConverted, match="depends on a flexible size in a way that has no lowering"):
+        check(function, torch.rand(3, 4), torch.rand(3, 5), inputs=[
+            ct.TensorType("x0", (rows[0], rows[1])), ct.TensorType("x1", (rows[2], rows[3]))])
+
+
 def test_scatter_gather_a_flexible_size_of_two_inputs() -> None:
     """coremltools converts it to a package that it cannot read."""
     rows = ct.RangeDim(2, 64, default=4)
