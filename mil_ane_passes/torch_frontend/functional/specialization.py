@@ -24,7 +24,9 @@ from .list_folding import fold_lists
 
 __all__ = ["specialize_graph", "use_input_types"]
 
-_MAX_ROUNDS = 16
+_DEPTH, _MAX_DEPTH = -1, 200
+"The key of the depth among what is known of values, and the most ops through which a rank or dtype is followed."
+_MAX_ROUNDS = 1000
 "The most rounds of simplification: folding one branch may make the condition of another one constant."
 _MAX_STEPS = 10_000
 "The most steps of a `while` that are counted."
@@ -138,19 +140,33 @@ def _simplify_once(graph: Any) -> None:
 
 def _fold_ranks(graph: Any) -> None:
     """Replace `x.dim()` of known rank: torch does not propagate the rank of a view whose sizes are computed."""
+    known: dict[int, Any] = {}
     for node in graph.findAllNodes("aten::dim", True):
-        rank = _infer_rank(next(node.inputs()))
+        rank = _infer_once(_infer_rank, next(node.inputs()), known)
         if rank is not None:
             with graph.insert_point_guard(node):
                 node.output().replaceAllUsesWith(graph.insertConstant(rank))
 
 
-def _infer_rank(value: Any, depth: int = 64) -> int | None:
+def _infer_once(infer: Callable[[Any, dict[int, Any]], Any], value: Any, known: dict[int, Any]) -> Any:
+    """Return what `infer` finds out about a value, from `known` if it was asked before.
+
+    None while it is asked, and behind `_MAX_DEPTH` ops, whose number is in `known`, too.
+    """
+    depth = known.setdefault(_DEPTH, 0)
+    if value.unique() not in known and depth < _MAX_DEPTH:
+        known.update({value.unique(): None, _DEPTH: depth + 1})
+        known[value.unique()] = infer(value, known)
+        known[_DEPTH] = depth
+    return known.get(value.unique())
+
+
+def _infer_rank(value: Any, known: dict[int, Any]) -> int | None:
     """Return the rank of a tensor of a script; None if it is unknown."""
     import torch
 
     node, kind = value.node(), value.node().kind().removeprefix("aten::").rstrip("_")
-    if depth == 0 or any(use.user.kind() in _RESHAPING_IN_PLACE for use in value.uses()):
+    if any(use.user.kind() in _RESHAPING_IN_PLACE for use in value.uses()):
         return None
     found = value.type().dim() if isinstance(value.type(), torch._C.TensorType) else None
     if found is not None:
@@ -161,10 +177,12 @@ def _infer_rank(value: Any, depth: int = 64) -> int | None:
         is_fixed = listed.kind() == "prim::ListConstruct" and all(
             use.user.kind() in ("aten::view", "aten::reshape") for use in given[1].uses())
         return len(list(listed.inputs())) if is_fixed else None
-    if kind in _KEEPING_RANK and (kind != "linear" or given[1].type().dim() == 2):
-        return _infer_rank(given[0], depth - 1)
+    is_attention = node.kind() in _LIKE_FIRST and value.unique() == next(node.outputs()).unique()
+    if is_attention or kind in _KEEPING_RANK and (kind != "linear" or given[1].type().dim() == 2):
+        rank: int | None = _infer_once(_infer_rank, given[0], known)
+        return rank
     if kind in ("add", "sub", "mul", "div"):
-        ranks = [_infer_rank(each, depth - 1) if isinstance(each.type(), torch._C.TensorType) else 0
+        ranks = [_infer_once(_infer_rank, each, known) if isinstance(each.type(), torch._C.TensorType) else 0
                  for each in given[:2]]
         return None if None in ranks else max(rank for rank in ranks if rank is not None)
     return None
@@ -172,38 +190,41 @@ def _infer_rank(value: Any, depth: int = 64) -> int | None:
 
 def _fold_dtypes(graph: Any) -> None:
     """Replace queries of dtypes that are known: torch's own propagation knows few, and none of masks."""
+    known: dict[int, Any] = {}
     for kind in ("prim::dtype", "aten::is_floating_point"):
         for node in graph.findAllNodes(kind, True):
-            dtype = _infer_dtype(next(node.inputs()))
+            dtype = _infer_once(_infer_dtype, next(node.inputs()), known)
             if dtype is not None:
                 with graph.insert_point_guard(node):
                     node.output().replaceAllUsesWith(graph.insertConstant(
                         dtype if kind == "prim::dtype" else dtype.is_floating_point))
 
 
-def _infer_dtype(value: Any, depth: int = 64) -> Any:
+def _infer_dtype(value: Any, known: dict[int, Any]) -> Any:
     """Return the torch dtype of a tensor of a script; None if it is unknown."""
     import torch
 
     node, kind = value.node(), value.node().kind().removeprefix("aten::").rstrip("_")
     found = value.type().dtype() if isinstance(value.type(), torch._C.TensorType) else None
-    if found is not None or depth == 0:
+    if found is not None:
         return found
     if node.kind().startswith("aten::") and node.kind().endswith("_") and not node.kind().endswith("__"):
-        return _infer_dtype(next(node.inputs()), depth - 1)  # in place
+        return _infer_once(_infer_dtype, next(node.inputs()), known)  # in place
     if kind in _COMPARISONS:
         return torch.bool
     if kind == "prim::If":
         place = [each.unique() for each in node.outputs()].index(value.unique())
-        first, second = (_infer_dtype(list(block.outputs())[place], depth - 1) for block in node.blocks())
+        first, second = (_infer_once(_infer_dtype, list(block.outputs())[place], known) for block in node.blocks())
         return first if first == second else None
     if kind in ("add", "sub", "mul"):
-        first, second = (_infer_dtype(each, depth - 1) if isinstance(each.type(), torch._C.TensorType) else None
-                         for each in list(node.inputs())[:2])
-        is_number = not isinstance(list(node.inputs())[1].type(), torch._C.TensorType)
+        operands = list(node.inputs())[:2]
+        first, second = (_infer_once(_infer_dtype, each, known) if isinstance(each.type(), torch._C.TensorType)
+                         else None for each in operands)
+        is_number = not isinstance(operands[1].type(), torch._C.TensorType)
         return first if first == second or (is_number and first is not None and first.is_floating_point) else None
-    if kind in _KEEPING_FLOATS:
-        given_dtype = _infer_dtype(next(node.inputs()), depth - 1)
+    is_attention = node.kind() in _LIKE_FIRST and value.unique() == next(node.outputs()).unique()
+    if kind in _KEEPING_FLOATS or is_attention:
+        given_dtype = _infer_once(_infer_dtype, next(node.inputs()), known)
         return given_dtype if given_dtype is not None and given_dtype.is_floating_point else None
     if kind not in (*_CREATING, *_KEEPING_DTYPE):
         return None
@@ -216,9 +237,9 @@ def _infer_dtype(value: Any, depth: int = 64) -> Any:
         if asked.toIValue() is not None:
             return NUM_TO_TORCH_DTYPE.get(asked.toIValue())
     if "other" in names:
-        return _infer_dtype(given[names.index("other")], depth - 1)
+        return _infer_once(_infer_dtype, given[names.index("other")], known)
     if kind in _KEEPING_DTYPE:
-        return _infer_dtype(given[0], depth - 1)
+        return _infer_once(_infer_dtype, given[0], known)
     filled = read_constant(given[names.index("fill_value")]) if "fill_value" in names else 0.0
     kinds = {bool: torch.bool, int: torch.int64, float: torch.get_default_dtype()}
     return kinds.get(type(filled))

@@ -316,6 +316,24 @@ def test_a_scripted_decoder_layer_attends_to_a_memory(batch_first):
     np.testing.assert_allclose(found, layer(*given).detach().numpy(), atol=1e-4)
 
 
+class Decodes(nn.Module):
+    def __init__(self, batch_first: bool, norm_first: bool) -> None:
+        super().__init__()
+        layer = nn.TransformerDecoderLayer(12, 2, 24, batch_first=batch_first, norm_first=norm_first)
+        self.decoder = nn.TransformerDecoder(layer, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.decoder(x, x * 0.5)
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_a_scripted_decoder_of_several_layers(batch_first, norm_first):
+    decoder, x = scripted(lambda: Decodes(batch_first, norm_first)), torch.randn(2, 5, 12)
+    (found,) = outputs(converted(decoder, x), [x])
+    np.testing.assert_allclose(found, decoder(x).detach().numpy(), atol=1e-4)
+
+
 @pytest.mark.parametrize("batch_first", [False, True])
 def test_a_scripted_encoder_of_several_layers(batch_first):
     """Each layer asks for rank and dtype of the result of the one before."""
