@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -189,10 +189,21 @@ def _trace_for_all_sizes(run: Any, tensors: list[Var], node: Any) -> tuple[Any, 
             refused = refused or error
             continue
         # A number that follows sizes which are only traced as equal, but may differ, has no size to be computed from.
-        sizes = [(_make_size(tensors, group[0]) if len(group) == 1 else None, first[group[0]]) for group in groups]
+        sizes = [(_make_size(tensors, group[0]) if _must_be_equal(run, tensors, first, group, node) else None,
+                  first[group[0]]) for group in groups]
         return graph, _SizeInserter(graph, others, sizes, node).insert()
     assert refused is not None
     raise refused
+
+
+def _must_be_equal(run: Any, tensors: list[Var], first: dict[str, int], group: list[str], node: Any) -> bool:
+    """Return whether the op rejects another number, and 1, for each size of `group` alone."""
+    others = [{symbol: number} for symbol in group for number in (first[symbol] + _SIZE_STEPS[0], 1)]
+    for other in others if len(group) > 1 else ():
+        with suppress(NotConverted):
+            _trace_decomposition(run, tensors, first | other, node)
+            return False
+    return True
 
 
 def _make_size(tensors: list[Var], symbol: str) -> Var:
