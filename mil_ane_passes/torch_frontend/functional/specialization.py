@@ -102,21 +102,25 @@ def _is_integer_list(value: Any) -> bool:
 def _fold_known_branches(graph: Any) -> None:
     traced = _erase_traced_sizes(graph)
     _set_input_sizes(graph)
-    before = ""
-    for _ in range(_MAX_ROUNDS):
-        if (now := str(graph)) == before:
-            break
-        before = now
-        _simplify_once(graph)
+    _repeat_until_unchanged(graph, _propagate_and_simplify)
     for value in _iterate_values(graph):
         if value.unique() in traced:
             value.setType(traced[value.unique()])
 
 
-def _simplify_once(graph: Any) -> None:
+def _repeat_until_unchanged(graph: Any, simplify: Callable[[Any], None]) -> None:
+    before = ""
+    for _ in range(_MAX_ROUNDS):
+        if (now := str(graph)) == before:
+            break
+        before = now
+        simplify(graph)
+
+
+def _propagate_and_simplify(graph: Any) -> None:
+    """Propagate what is known of types, and fold what it decides; torch's propagation takes most of the time."""
     import torch
 
-    fold_lists(graph)
     try:
         torch._C._jit_pass_propagate_shapes_on_graph(graph)
     except RuntimeError as error:  # torch's own analysis asserts that lists of some kinds do not occur
@@ -127,6 +131,13 @@ def _simplify_once(graph: Any) -> None:
     for kind in _RESHAPING_IN_PLACE:
         for node in graph.findAllNodes(kind, True):
             next(node.inputs()).setType(torch._C.TensorType.get())
+    _repeat_until_unchanged(graph, _simplify_once)
+
+
+def _simplify_once(graph: Any) -> None:
+    import torch
+
+    fold_lists(graph)
     torch._C._jit_pass_peephole(graph, False)
     torch._C._jit_pass_dce(graph)
     _inline_known_branches(graph)
