@@ -227,11 +227,13 @@ def _infer_dtype(value: Any, known: dict[int, Any]) -> Any:
         place = [each.unique() for each in node.outputs()].index(value.unique())
         first, second = (_infer_once(_infer_dtype, list(block.outputs())[place], known) for block in node.blocks())
         return first if first == second else None
-    if kind in ("add", "sub", "mul"):
+    if kind in ("add", "sub", "mul", "div"):
         operands = list(node.inputs())[:2]
         first, second = (_infer_once(_infer_dtype, each, known) if isinstance(each.type(), torch._C.TensorType)
                          else None for each in operands)
         is_number = not isinstance(operands[1].type(), torch._C.TensorType)
+        if kind == "div" and (first is None or not first.is_floating_point):
+            return None  # integers are divided to floats
         return first if first == second or (is_number and first is not None and first.is_floating_point) else None
     is_attention = node.kind() in _LIKE_FIRST and value.unique() == next(node.outputs()).unique()
     if kind in _KEEPING_FLOATS or is_attention:
@@ -300,12 +302,12 @@ _LIKE_FIRST = ("aten::_transformer_encoder_layer_fwd", "aten::_native_multi_head
 "Ops for which torch propagates no sizes: their outputs have the type of their first input."
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "logical_not", "logical_and", "logical_or", "isnan", "isinf")
 _CREATING = ("ones", "zeros", "full", "eye")
-_KEEPING_DTYPE = ("triu", "tril", "masked_fill", "zeros_like", "ones_like", "full_like", "clone", "contiguous", "view",
-                  "reshape", "flatten", "unflatten", "transpose", "permute", "t", "unsqueeze", "squeeze", "expand",
-                  "repeat", "select", "slice", "flip", "roll", "detach", "to")
+_KEEPING_DTYPE = ("triu", "tril", "masked_fill", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones",
+                  "new_full", "clone", "contiguous", "view", "reshape", "flatten", "unflatten", "transpose", "permute",
+                  "t", "unsqueeze", "squeeze", "expand", "repeat", "select", "slice", "flip", "roll", "detach", "to")
 "Ops whose result has the dtype of the first operand, unless they have an argument `dtype` or `other`."
 _KEEPING_FLOATS = ("layer_norm", "dropout", "linear", "relu", "gelu", "batch_norm", "silu", "sigmoid", "tanh", "matmul",
-                   "bmm", "scaled_dot_product_attention")
+                   "bmm", "scaled_dot_product_attention", "exp", "sqrt", "neg", "abs")
 "Ops of floats whose result has the dtype of the first operand."
 _KEEPING_RANK = ("layer_norm", "dropout", "linear", "relu", "gelu", "softmax", "transpose", "permute", "contiguous",
                  "clone", "to", "batch_norm", "silu", "sigmoid", "tanh")

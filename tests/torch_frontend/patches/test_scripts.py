@@ -354,6 +354,8 @@ class AsksForDtypes(nn.Module):
             x = x + 1
         if torch.ones(2).flip(0).dtype != torch.float32 or torch.zeros_like(x > 0).dtype != torch.bool:
             raise ValueError("another dtype")
+        if (x.abs() / 2).dtype != torch.float32 or (x > 0).new_zeros(2).dtype != torch.bool:
+            raise ValueError("another dtype")
         if torch.zeros_like(x > 0, dtype=torch.float32).is_floating_point() and x.to(places).dtype == torch.int64:
             x = x * 2
         return x
