@@ -6,6 +6,8 @@ import json
 
 import numpy as np
 import pytest
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import types
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +18,9 @@ from mil_ane_passes.equivalence.comparison import (
     compare_outputs,
     to_arrays,
 )
+from mil_ane_passes.equivalence.equivalence import compare_programs
 from mil_ane_passes.passes.contract import Exactness
+from mil_ane_passes.passes.examples import build_program
 
 BITWISE, ROUNDING = Exactness.BITWISE, Exactness.ROUNDING
 TRUTH = np.random.default_rng(0).standard_normal((4, 8))
@@ -163,6 +167,21 @@ def test_fp16_values_cast_to_fp32_are_judged_in_units_of_fp16():
         assert found.passed is passes
     (found,) = compare_outputs({"y": old}, {"y": near}, ROUNDING, {"y": old.astype(np.float64)})
     assert not found.passed
+
+
+def test_programs_in_fp16_with_fp32_outputs_are_judged_in_units_of_fp16():
+    """Times 3, divided by 3: exact at full precision, and rounded twice in fp16."""
+    def build(detour):
+        def body(x):
+            y = mb.relu(x=mb.cast(x=x, dtype="fp16"))
+            y = mb.real_div(x=mb.mul(x=y, y=np.float16(3)), y=np.float16(3)) if detour else y
+            return mb.cast(x=y, dtype="fp32", name="y")
+
+        return build_program(body, dtype=types.fp32, x=(4, 64))
+
+    report = compare_programs(build(False), build(True), precisions=("float64", "float16"))
+    typed = [case for case in report.cases if case.precision == "float16"]
+    assert report.equal and typed and not all(output.equal_bits for case in typed for output in case.outputs)
 
 
 def test_a_typed_run_may_be_as_far_from_the_truth_as_four_times_before_and_a_unit():
