@@ -163,8 +163,7 @@ class Run:
     - `moved_stored`: the same if results are also rounded to the stored dtypes.
     - `rounding`: the outputs computed from ops whose rewrites only round; these are not judged at float16 on extreme
       values.
-
-    `widened` has the outputs that are fp16 values cast to fp32: their rounding is that of fp16.
+    - `widened`: the outputs that are fp16 values cast to fp32: their rounding is that of fp16.
     """
 
     plan: Plan
