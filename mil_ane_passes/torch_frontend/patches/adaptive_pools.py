@@ -28,7 +28,10 @@ PATCH = Patch(code="TORCH175",
 def probe() -> str | None:
     import torch
 
-    return find_fault(lambda x: torch.nn.functional.adaptive_avg_pool1d(x, 1), torch.ones(1, 2, 4), flexible=(2,))
+    pool = torch.nn.functional
+    return find_fault(lambda x: pool.adaptive_avg_pool1d(x, 1), torch.ones(1, 2, 4), flexible=(2,)) or find_fault(
+        lambda x: pool.adaptive_avg_pool1d(x, 2), torch.ones(1, 2, 4), flexible=(0,)) or find_fault(
+        lambda x: pool.adaptive_avg_pool3d(x, 2), torch.ones(1, 2, 4, 4, 4))
 
 
 @PATCH.op("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool1d",

@@ -25,7 +25,10 @@ PATCH = Patch(code="TORCH187", title="`GroupNorm` of a flexible number of rows o
 def probe() -> str | None:
     import torch
 
-    return find_fault(lambda x: torch.nn.functional.group_norm(x[x[:, 0].argmax():], 2), torch.eye(4))
+    normalize = torch.nn.functional.group_norm
+    return find_fault(lambda x: normalize(x[x[:, 0].argmax():], 2), torch.eye(4)) or find_fault(
+        lambda x: normalize(x[:, :x.shape[0] * 2], 2, torch.ones(4)), torch.eye(4)[:2], flexible=(0,)) or find_fault(
+        lambda x: normalize(x, 2), torch.arange(16.0).reshape(1, 2, 2, 2, 2), flexible=(0,))
 
 
 @PATCH.op("group_norm")

@@ -18,7 +18,7 @@ from coremltools.converters.mil.mil.scope import ScopeSource
 
 from ...ir.query import iterate_ops
 from ...passes.severity import Severity
-from ..contract import Patch
+from ..contract import Patch, describe_fault
 from ..errors import NotConverted
 from ..lowering import add_results, bind_arguments, to_python, to_tensor
 from ..probes import find_fault
@@ -31,7 +31,7 @@ PATCH = Patch(code="TORCH131", severity=Severity.WRONG,
 
 @PATCH.probe
 def probe() -> str | None:
-    """Test the last state of a packed sequence that is shorter than its padding."""
+    """Test the last state of a packed sequence that is shorter than its padding, and the table of a loop's handles."""
     import torch
 
     with torch.random.fork_rng(devices=[]):
@@ -43,7 +43,22 @@ def probe() -> str | None:
         packed = torch.nn.utils.rnn.pack_padded_sequence(x, torch.tensor([3, 1]), batch_first=True)
         return layer(packed)[1][0]
 
-    return find_fault(run, torch.ones(2, 3, 1))
+    return find_fault(run, torch.ones(2, 3, 1)) or _find_unsaved_loop()
+
+
+def _find_unsaved_loop() -> str | None:
+    """Return why coremltools cannot make the table of debug handles of a loop, or None."""
+    @mb.program(input_specs=[mb.TensorSpec((1,))])
+    def program(x: Any) -> Any:
+        return mb.while_loop(_cond=lambda y: mb.less(x=mb.squeeze(x=y), y=1.0), _body=lambda y: mb.add(x=y, y=1.0),
+                             loop_vars=(x,))
+
+    program._add_essential_scope_source([ScopeSource.EXIR_DEBUG_HANDLE])
+    try:
+        program.construct_debug_handle_to_ops_mapping()
+    except Exception as error:
+        return f"fails: {describe_fault(error)}"
+    return None
 
 
 @PATCH.replace_function("coremltools.converters.mil.mil.program", "Program._add_essential_scope_source")

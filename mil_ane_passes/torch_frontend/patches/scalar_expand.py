@@ -1,10 +1,11 @@
-"""`expand` and `view` to no dimensions give a tensor of rank 0; `broadcast_to` is `expand`.
+"""`expand` and `view` to no dimensions give a tensor of rank 0; `expand` to flexible sizes keeps those that are stated.
 
 coremltools concatenates the sizes, which fails without any ("Concat got 0 values"), also for `expand_as` of two tensors
 of rank 0. A view of one element with no dimensions silently keeps those of its operand, so that later ops broadcast to
 other shapes. A traced `flatten` of rank 0 is rejected, and `broadcast_to` is not implemented. A constant of several
 dimensions that is squeezed to none keeps one ("Types should have zero-rank ndarray input"), and an element of a
-constant bool or fp16 tensor is rejected ("Unable to convert type bool").
+constant bool or fp16 tensor is rejected ("Unable to convert type bool"). An `expand` to a flexible size makes all sizes
+of the result unknown, so that later ops which need one are rejected ("Cannot convert expression to float").
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from ..lowering import (
 from ..probes import find_fault
 
 PATCH = Patch(code="TORCH163", severity=Severity.WRONG,
-              title="`view` to no dimensions keeps them, silently, `expand` fails; `broadcast_to` is not implemented",
+              title="`view` to no dimensions keeps them, silently, `expand` fails or loses sizes beside flexible ones; "
+                    "`broadcast_to` is not implemented",
               upstream=("none known",))
 
 
@@ -41,7 +43,8 @@ def probe() -> str | None:
     import torch
 
     return find_fault(lambda x: x.view(()) + x[0], torch.ones(1, 1)) or find_fault(
-        lambda x: x.sum().expand(()) + x, torch.arange(3.0))
+        lambda x: x.sum().expand(()) + x, torch.arange(3.0)) or find_fault(
+        lambda x: x[:, :1].expand(x.shape[0], 4).chunk(2, 1)[1], torch.ones(3, 4), flexible=(0,))
 
 
 @PATCH.op("expand", "expand_copy", "expand_as", "broadcast_to")
