@@ -53,6 +53,10 @@ Array = np.ndarray[Any, Any]
 _SEED_COUNT = 2
 _LIMITED_MASK = 1e6
 "The magnitude of constants in place of larger ones: scores added to it keep their digits at float64."
+_MOVED_UNITS = (4, 4, 4, 4, 16, 16, 16, 16, *[64] * 24)
+"The most units in the last place by which numbers are moved, by run: 64 are a tenth of the tolerance at fp32."
+_MAX_UNDETERMINED_SHARE = 0.1
+"The largest share of an output's elements that may be left out of the comparison."
 _MAX_OVERFLOWS_NAMED = 3
 "Most values beyond fp16 that a warning names."
 _log = logging.getLogger("mil_ane_passes")
@@ -178,10 +182,19 @@ class _ConversionCheck:
         for name, value in expected.items():
             finite = not value.size or value.dtype.kind != "f" or bool(np.any(np.isfinite(value)))
             self._finite[name] = finite or self._finite.get(name, False)
+        left_out: dict[str, Array] = {}
         if found := _find_differing_outputs(expected, self._before, feeds, plan, self._module.tolerance):
-            raise self._make_error(find_first_difference(self._module, self._before, feeds, plan.state), found[0], plan)
-        if self._after is not None and not plan.adversarial and (
-                found := _find_differing_outputs(expected, self._after, plan.feeds, plan, self._tolerance)):
+            runs = not any(each.reason for each in found)
+            left_out = self._find_undetermined(expected, feeds, plan) if runs else {}
+            if any(each.output not in left_out for each in found):
+                first = find_first_difference(self._module, self._before, feeds, plan.state)
+                raise self._make_error(first, found[0], plan)
+            for name in sorted(each.output for each in found):
+                _log.warning("check: %d of %d elements of %s were not compared at %s: they are decided by rounding, as "
+                             "the angle of a negative number whose imaginary part is the rounding of a sum",
+                             np.count_nonzero(left_out[name]), left_out[name].size, name, _describe_plan(plan))
+        if self._after is not None and not plan.adversarial and (found := _find_differing_outputs(
+                expected, self._after, plan.feeds, plan, self._tolerance, left_out)):
             if self._is_equal_with_smaller_masks(expected, feeds, plan):
                 _log.warning("check: at %s, where the model may hide all keys of a query, the result was compared with "
                              "masks that fp16 can hold in place of larger ones", _describe_plan(plan))
@@ -194,6 +207,37 @@ class _ConversionCheck:
                 self._mlmodel,
             )
         return None
+
+    def _find_undetermined(
+        self, expected: Mapping[str, Array], feeds: Mapping[str, Array], plan: Plan
+    ) -> dict[str, Array]:
+        """Find the elements of outputs that leave the tolerance where rounded numbers move in their last bits.
+
+        Such is the angle of a negative number whose imaginary part is the rounding of a sum: pi or -pi.
+
+        These numbers are those of the inputs and constants of the frontend's program that fp16 cannot hold. The result
+        has the outputs whose other elements are as expected; at most `_MAX_UNDETERMINED_SHARE` of an output moves.
+        """
+        random = np.random.default_rng(0)
+        found = self._before(feeds, copy_state(plan))
+        keys: dict[str, int | str] = {name: number if number < len(self._before.outputs) else name
+                                      for number, name in enumerate(expected)}
+        changed = {name: np.zeros(found[key].shape, bool) for name, key in keys.items()
+                   if found[key].dtype.kind == "f" and found[key].shape == expected[name].shape}
+        allowed = {name: self._module.tolerance * np.max(np.abs(expected[name]), initial=0.0,
+                                                         where=np.isfinite(expected[name])) for name in changed}
+        open_elements = {name: np.abs(found[keys[name]] - expected[name]) > allowed[name] for name in changed}
+        for units in _MOVED_UNITS:
+            constants, inputs = ({name: _move_last_bits(value, units, random) for name, value in values}
+                                 for values in (_iterate_float_constants(self._frontend), feeds.items()))
+            moved = ProgramRunner(self._frontend, constants=constants)(inputs, copy_state(plan))
+            for name, elements in changed.items():
+                elements |= np.abs(moved[keys[name]] - found[keys[name]]) > allowed[name]
+            if not any(np.any(each & ~changed[name]) for name, each in open_elements.items()):
+                break
+        changed = {name: elements for name, elements in changed.items() if np.mean(elements) <= _MAX_UNDETERMINED_SHARE}
+        differing = _find_differing_outputs(expected, self._before, feeds, plan, self._module.tolerance, changed)
+        return {name: elements for name, elements in changed.items() if name not in {each.output for each in differing}}
 
     def _is_equal_with_smaller_masks(self, names: Iterable[str], feeds: Mapping[str, Array], plan: Plan) -> bool:
         """Return whether the result equals the frontend's program with smaller numbers for constants beyond fp16.
@@ -216,19 +260,33 @@ class _ConversionCheck:
         return NotEqual(f"{part}; at {_describe_plan(plan)}", self._mlmodel, part.module)
 
 
+def _iterate_float_constants(program: Program) -> Iterator[tuple[str, Array]]:
+    """Yield the name and the value of each float constant outside of nested blocks."""
+    for op in program.functions["main"].operations:
+        if op.op_type == "const" and (value := np.asarray(op.outputs[0].val)).dtype.kind == "f":
+            yield op.outputs[0].name, value
+
+
+def _move_last_bits(value: Array, most: int, random: np.random.Generator) -> Array:
+    """Return `value` with floats that fp16 cannot hold, which are rounded ones, moved by at most so many units."""
+    if value.dtype.kind != "f":
+        return value
+    with np.errstate(over="ignore"):
+        rounded = (value.astype(np.float16) != value) & (np.abs(value) < MIN_FP16_OVERFLOW)
+    units = random.integers(-most, most + 1, value.shape)
+    return np.where(rounded, value + (units * np.spacing(value)).astype(value.dtype), value)
+
+
 def _limit_constants(program: Program) -> dict[str, Array]:
     """Return the constants with finite numbers beyond fp16, by name, with smaller numbers in their place.
 
     Infinities stay, so that a comparison with one finds what it found before.
     """
-    consts = [var for op in program.functions["main"].operations if op.op_type == "const" for var in op.outputs
-              if np.asarray(var.val).dtype.kind == "f"]
     limited = {}
-    for var in consts:
-        value = np.asarray(var.val)
+    for name, value in _iterate_float_constants(program):
         huge = np.isfinite(value) & (np.abs(value) >= MIN_FP16_OVERFLOW)
         if np.any(huge):
-            limited[var.name] = np.where(huge, np.copysign(value.dtype.type(_LIMITED_MASK), value), value)
+            limited[name] = np.where(huge, np.copysign(value.dtype.type(_LIMITED_MASK), value), value)
     return limited
 
 
@@ -269,9 +327,13 @@ def _describe_overflows(program: Program, ranges: MeasuredRanges) -> Iterator[st
 
 
 def _find_differing_outputs(
-    expected: Mapping[str, Array], compiled: ProgramRunner, feeds: Mapping[str, Array], plan: Plan, tolerance: float
+    expected: Mapping[str, Array], compiled: ProgramRunner, feeds: Mapping[str, Array], plan: Plan, tolerance: float,
+    left_out: Mapping[str, Array] | None = None,
 ) -> Sequence[OutputDifference]:
-    """Return the outputs and states of a program that differ from the expected ones, which are in the same order."""
+    """Return the outputs and states of a program that differ from the expected ones, which are in the same order.
+
+    Elements that are true in `left_out`, by output, are not compared.
+    """
     try:
         found = compiled(feeds, copy_state(plan))
     except InputError as error:
@@ -280,6 +342,8 @@ def _find_differing_outputs(
     for number, (name, value) in enumerate(expected.items()):
         result = found[number] if number < len(compiled.outputs) else found[name]
         wanted = value if plan.asked else _take_undefined(value, result, bool(plan.adversarial))
+        if left_out and name in left_out and left_out[name].shape == wanted.shape == np.shape(result):
+            wanted = np.where(left_out[name], result, wanted)
         judged.append(compare_within_tolerance(name, wanted, result, tolerance))
     return [each for each in judged if not each.passed]
 

@@ -602,3 +602,30 @@ def test_equal_elements_that_topk_chooses_among_are_no_difference(frontend: str)
     x = torch.randn(1, 20)
     model = checked(Peaks().eval(), x, frontend=frontend, compute_precision=ct.precision.FLOAT32)
     assert ane.verify(model, Peaks().eval()).equal
+
+
+def take_angles(x):
+    spectrum = torch.stft(x, 256, hop_length=64, window=torch.hann_window(256), return_complex=True)
+    return torch.angle(spectrum)
+
+
+def test_signs_that_rounding_decides_are_left_out(caplog):
+    """Frames at the ends are symmetric, so that their imaginary parts are the rounding of sums."""
+    with caplog.at_level(logging.WARNING, "mil_ane_passes"):
+        checked(take_angles, torch.randn(1, 2048), compute_precision=ct.precision.FLOAT32)
+    assert "of 4257 elements of" in caplog.text and "they are decided by rounding" in caplog.text
+
+
+@pytest.mark.parametrize("factor", [1.01, -1.0])
+def test_wrong_angles_are_found_beside_those_that_rounding_decides(lowered, factor):
+    with pytest.raises(NotEqual):
+        lowered("tanh", lambda x: mb.mul(x=mb.tanh(x=x), y=np.float32(factor)))
+        checked(lambda x: torch.tanh(take_angles(x)), torch.randn(1, 2048), compute_precision=ct.precision.FLOAT32)
+
+
+def test_rounding_does_not_excuse_numbers_that_are_exact(lowered):
+    """Numbers that fp16 holds are not moved."""
+    lowered("floor", lambda x: mb.sub(x=mb.ceil(x=x), y=1.0))
+    with pytest.raises(NotEqual):
+        checked(torch.floor, torch.arange(40.0).reshape(1, 40) / 4, compute_precision=ct.precision.FLOAT32,
+                feeds={"x0": np.arange(40, dtype=np.float32).reshape(1, 40) / 4})

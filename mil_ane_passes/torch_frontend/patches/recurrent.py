@@ -48,11 +48,11 @@ def probe() -> str | None:
 
 def _find_unsaved_loop() -> str | None:
     """Return why coremltools cannot make the table of debug handles of a loop, or None."""
-    @mb.program(input_specs=[mb.TensorSpec((1,))])
-    def program(x: Any) -> Any:
+    def repeat(x: Any) -> Any:
         return mb.while_loop(_cond=lambda y: mb.less(x=mb.squeeze(x=y), y=1.0), _body=lambda y: mb.add(x=y, y=1.0),
                              loop_vars=(x,))
 
+    program = mb.program(input_specs=[mb.TensorSpec((1,))])(repeat)
     program._add_essential_scope_source([ScopeSource.EXIR_DEBUG_HANDLE])
     try:
         program.construct_debug_handle_to_ops_mapping()
