@@ -227,6 +227,10 @@ def _infer_dtype(value: Any, known: dict[int, Any]) -> Any:
         place = [each.unique() for each in node.outputs()].index(value.unique())
         first, second = (_infer_once(_infer_dtype, list(block.outputs())[place], known) for block in node.blocks())
         return first if first == second else None
+    if kind in ("where", "cat", "stack"):
+        joined = list(node.inputs())[1:] if kind == "where" else list(next(node.inputs()).node().inputs())
+        dtypes = {_infer_once(_infer_dtype, each, known) for each in joined}
+        return dtypes.pop() if len(dtypes) == 1 else None
     if kind in ("add", "sub", "mul", "div"):
         operands = list(node.inputs())[:2]
         first, second = (_infer_once(_infer_dtype, each, known) if isinstance(each.type(), torch._C.TensorType)
@@ -236,10 +240,7 @@ def _infer_dtype(value: Any, known: dict[int, Any]) -> Any:
             return None  # integers are divided to floats
         return first if first == second or (is_number and first is not None and first.is_floating_point) else None
     is_attention = node.kind() in _LIKE_FIRST and value.unique() == next(node.outputs()).unique()
-    if kind in _KEEPING_FLOATS or is_attention:
-        given_dtype = _infer_once(_infer_dtype, next(node.inputs()), known)
-        return given_dtype if given_dtype is not None and given_dtype.is_floating_point else None
-    if kind not in (*_CREATING, *_KEEPING_DTYPE):
+    if not is_attention and kind not in (*_CREATING, *_KEEPING_DTYPE, *_KEEPING_FLOATS):
         return None
     names = [argument.name for argument in torch._C.parse_schema(node.schema()).arguments]
     given = list(node.inputs())
@@ -249,7 +250,10 @@ def _infer_dtype(value: Any, known: dict[int, Any]) -> Any:
             return None
         if asked.toIValue() is not None:
             return NUM_TO_TORCH_DTYPE.get(asked.toIValue())
-    if "other" in names:
+    if kind in _KEEPING_FLOATS or is_attention:
+        given_dtype = _infer_once(_infer_dtype, given[0], known)
+        return given_dtype if given_dtype is not None and given_dtype.is_floating_point else None
+    if kind == "to" and "other" in names:
         return _infer_once(_infer_dtype, given[names.index("other")], known)
     if kind in _KEEPING_DTYPE:
         return _infer_once(_infer_dtype, given[0], known)
@@ -304,11 +308,15 @@ _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "logical_not", "logical_and"
 _CREATING = ("ones", "zeros", "full", "eye")
 _KEEPING_DTYPE = ("triu", "tril", "masked_fill", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones",
                   "new_full", "clone", "contiguous", "view", "reshape", "flatten", "unflatten", "transpose", "permute",
-                  "t", "unsqueeze", "squeeze", "expand", "repeat", "select", "slice", "flip", "roll", "detach", "to")
-"Ops whose result has the dtype of the first operand, unless they have an argument `dtype` or `other`."
+                  "t", "unsqueeze", "squeeze", "expand", "repeat", "select", "slice", "flip", "roll", "detach", "to",
+                  "index_select", "gather", "index", "narrow", "expand_as", "view_as", "movedim", "pad")
+"Ops whose result has the dtype of the first operand, unless they have an argument `dtype`; `to` one of `other`."
 _KEEPING_FLOATS = ("layer_norm", "dropout", "linear", "relu", "gelu", "batch_norm", "silu", "sigmoid", "tanh", "matmul",
-                   "bmm", "scaled_dot_product_attention", "exp", "sqrt", "neg", "abs")
-"Ops of floats whose result has the dtype of the first operand."
+                   "bmm", "scaled_dot_product_attention", "exp", "sqrt", "neg", "abs", "softmax", "log_softmax", "sum",
+                   "mean", "cumsum", "log", "rsqrt", "sin", "cos", "square", "leaky_relu", "conv1d", "conv2d", "conv3d",
+                   "group_norm", "instance_norm", "max_pool1d", "max_pool2d", "avg_pool1d", "avg_pool2d",
+                   "adaptive_avg_pool1d", "adaptive_avg_pool2d")
+"Ops of floats whose result has the dtype of the first operand, unless they have an argument `dtype`."
 _KEEPING_RANK = ("layer_norm", "dropout", "linear", "relu", "gelu", "softmax", "transpose", "permute", "contiguous",
                  "clone", "to", "batch_norm", "silu", "sigmoid", "tanh")
 "Ops whose result has the rank of the first operand."

@@ -356,6 +356,11 @@ class AsksForDtypes(nn.Module):
             raise ValueError("another dtype")
         if (x.abs() / 2).dtype != torch.float32 or (x > 0).new_zeros(2).dtype != torch.bool:
             raise ValueError("another dtype")
+        joined = torch.cat([torch.where(x > 0, x, torch.zeros_like(x)), x.softmax(-1)])
+        if joined.dtype != torch.float32 or torch.stack([places, places]).is_floating_point():
+            raise ValueError("another dtype")
+        if x.sum(0, dtype=torch.int64).is_floating_point() or x.mean(0).expand_as(places).dtype != torch.float32:
+            raise ValueError("another dtype")
         if torch.zeros_like(x > 0, dtype=torch.float32).is_floating_point() and x.to(places).dtype == torch.int64:
             x = x * 2
         return x
