@@ -7,7 +7,7 @@ valid. A recipe maps that shape to the inputs of the op.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -349,12 +349,9 @@ def remove_failed_ops(program: Program) -> None:
             block.operations.remove(op)
     inner = [var for _, block in iterate_blocks(program) for var in block.inputs]
     given = [var for function in program.functions.values() for var in function.inputs.values()]
-    for var in (
-        *given,
-        *inner,
-        *(var for _, op in iterate_ops(program) for var in (*op.outputs, *get_flat_inputs(op))),
-    ):
-        if isinstance(var, Var) and any(op.outputs is None for op in var.child_ops):
+    read = (var for _, op in iterate_ops(program) for var in (*op.outputs, *get_flat_inputs(op)))
+    for var in {var for var in (*given, *inner, *read) if isinstance(var, Var)}:
+        if any(op.outputs is None for op in var.child_ops):
             var.child_ops[:] = [op for op in var.child_ops if op.outputs is not None]
 
 
@@ -441,6 +438,8 @@ def _iterate_feeding_failures(
     kinds: Sequence[str],
     answer: MatchProgram,
 ) -> Iterator[str]:
+    block = program.functions["main"]
+    own = set(block.operations)
     for kind in kinds:
         made = builders.build_producer(kind, place.var.shape, place.var.dtype)
         if made is None:
@@ -450,6 +449,7 @@ def _iterate_feeding_failures(
             f"'{name}', {kind} feeding '{place.name}' of {place.op.op_type}", program, answer, builders
         )
         place.read(place.var)
+        _remove_other_ops(block, own)
 
 
 def _iterate_reading_failures(
@@ -457,6 +457,7 @@ def _iterate_reading_failures(
 ) -> Iterator[str]:
     block = place.op.enclosing_block
     builder = NeighbourBuilder(block, None, place.var)
+    own = set(block.operations)
     with block:
         for kind in kinds:
             made = builder.build_consumer(kind)
@@ -464,8 +465,13 @@ def _iterate_reading_failures(
                 source = getattr(place.var.op, "op_type", "the block")
                 what = f"'{name}', {kind} reading the output of {source}"
                 yield from _iterate_match_failures(what, program, answer, builder)
-                block.remove_ops([made])
-    builder.clean_up(program)
+            builder.clean_up(program)
+            _remove_other_ops(block, own)
+
+
+def _remove_other_ops(block: Block, own: Collection[Operation]) -> None:
+    """Remove the ops that were built since `own` were all ops of the block, none of which reads them."""
+    block.remove_ops([op for op in reversed(list(block.operations)) if op not in own])
 
 
 def _iterate_match_failures(
