@@ -1,7 +1,8 @@
-"""`fold` of overlapping blocks: a transposed convolution with a kernel of ones and zeros.
+"""`fold` of overlapping blocks and `unfold` of images: (transposed) convolutions with a kernel of ones and zeros.
 
-Each position in the kernel is a channel of its own; the convolution puts it in its place and adds up overlaps.
-coremltools only folds blocks that do not overlap. Elements at the far edges that no block reaches are zero.
+Each position in the kernel is a channel of its own; a transposed convolution puts it in its place and adds up overlaps.
+coremltools only folds blocks that do not overlap. Elements at the far edges that no block reaches are zero. It unfolds
+with a weight of all channels by all channels, in which all but one are zero, and rejects a flexible batch.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import types
 
 from ..contract import Patch
 from ..errors import NotConverted
@@ -17,14 +19,42 @@ from ..lowering import add_result, bind_arguments, get_dims, to_python, to_size_
 from ..probes import find_fault
 
 PATCH = Patch(code="TORCH118",
-              title="`fold` of overlapping blocks is rejected", upstream=("none known",))
+              title="`fold` of overlapping blocks and `unfold` of a flexible batch are rejected",
+              upstream=("none known",))
 
 
 @PATCH.probe
 def probe() -> str | None:
     import torch
 
-    return find_fault(lambda x: torch.nn.functional.fold(x, (2, 3), 2), torch.arange(8.).reshape(1, 4, 2))
+    overlapping, images = torch.arange(8.).reshape(1, 4, 2), torch.arange(6.).reshape(1, 1, 2, 3)
+    return find_fault(lambda x: torch.nn.functional.fold(x, (2, 3), 2), overlapping) or find_fault(
+        lambda x: torch.nn.functional.unfold(x, 2), images, flexible=(0,))
+
+
+@PATCH.op("im2col")
+def unfold_image(context: Any, node: Any) -> None:
+    """Lower im2col(self, kernel_size, dilation, padding, stride) of [N, C, H, W] or [C, H, W], flexible but for C."""
+    inputs = bind_arguments(context, node, "self kernel_size dilation padding stride")
+    kernel, dilation, padding, stride = (_read_numbers(inputs, node, name)
+                                         for name in ("kernel_size", "dilation", "padding", "stride"))
+    x = inputs.self
+    batched = x.rank == 4
+    if not isinstance(x.shape[-3], int | np.integer):
+        raise NotConverted.at(node, "needs a static number of channels", "fix the size")
+    if not batched:
+        x = mb.expand_dims(x=x, axes=[0])
+    channels, taps = int(x.shape[1]), int(np.prod(kernel))
+    weight = np.tile(np.eye(taps, dtype=types.nptype_from_builtin(x.dtype)).reshape(taps, 1, *kernel),
+                     (channels, 1, 1, 1))
+    blocks = mb.conv(x=x, weight=weight, strides=stride, dilations=dilation, groups=channels, pad_type="custom",
+                     pad=np.repeat(padding, 2))
+    sizes = [get_dims(x)[0]] if batched else []
+    add_result(context, node, mb.reshape(x=blocks, shape=to_size_vector([*sizes, channels * taps, -1]), name=node.name))
+
+
+def _read_numbers(inputs: Any, node: Any, name: str) -> list[int]:
+    return [int(number) for number in np.ravel(to_python(getattr(inputs, name), node, name))]
 
 
 @PATCH.op("col2im")
@@ -32,8 +62,7 @@ def fold(context: Any, node: Any) -> None:
     """Lower col2im(self, output_size, kernel_size, dilation, padding, stride)."""
     inputs = bind_arguments(context, node, "self output_size kernel_size dilation padding stride")
     size, kernel, dilation, padding, stride = (
-        [int(number) for number in np.ravel(to_python(getattr(inputs, name), node, name))]
-        for name in ("output_size", "kernel_size", "dilation", "padding", "stride"))
+        _read_numbers(inputs, node, name) for name in ("output_size", "kernel_size", "dilation", "padding", "stride"))
     x = inputs.self
     batched = x.rank == 3
     if not isinstance(x.shape[-2], int | np.integer):

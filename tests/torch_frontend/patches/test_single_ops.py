@@ -226,6 +226,24 @@ def test_folding_one_image_and_a_flexible_batch() -> None:
     check(lambda x: F.fold(x, (4, 4), 2), x[0])
 
 
+# unfold of images.
+@pytest.mark.parametrize(("kernel", "options"), [
+    (2, {}), ((3, 2), {"padding": (1, 0), "stride": 2}), (2, {"dilation": 2, "padding": 1}),
+    ((1, 3), {"stride": (1, 2)}),
+], ids=str)
+def test_unfolding_a_flexible_batch_of_images(kernel: int | tuple[int, int], options: dict[str, int]) -> None:
+    x = torch.randn(2, 3, 6, 7)
+    mlmodel = check(lambda x: F.unfold(x, kernel, **options), x, flexible=[0], at=[(torch.randn(5, 3, 6, 7),)])
+    (conv,) = mlmodel._mil_program.functions["main"].find_ops(op_type="conv")
+    assert conv.weight.shape[1] == 1
+
+
+def test_unfolding_flexible_images_and_one_image() -> None:
+    check(lambda x: F.unfold(x, 3, stride=2), torch.randn(3, 3, 6, 7), flexible=[0, 2, 3], lowest=3,
+          at=[(torch.randn(3, 3, 9, 4),)])
+    check(lambda x: F.unfold(x, 2), torch.randn(3, 6, 7))
+
+
 # rms_norm, cosine_similarity, mse_loss and cross.
 FORMULAS_X = torch.rand(2, 4, 6) - 0.5
 
