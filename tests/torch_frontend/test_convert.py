@@ -14,7 +14,7 @@ from coremltools.converters.mil.mil import Program
 
 import mil_ane_passes as ane
 from mil_ane_passes.ir.query import iterate_ops
-from mil_ane_passes.torch_frontend import active
+from mil_ane_passes.torch_frontend import NotConverted, active, decomposition
 from mil_ane_passes.torch_frontend.convert import is_from_torch
 from tests.without_torch import without_torch
 
@@ -201,3 +201,19 @@ def test_sizes_that_an_exported_program_excludes_are_named(caplog):
     with caplog.at_level("WARNING", logger="mil_ane_passes"):
         ane.convert(exported.run_decompositions({}), skip_model_load=True, minimum_deployment_target=ct.target.iOS17)
     assert "holds only where math.trunc(L['x'].size()[1] / 2) == 6; the model accepts other sizes" in caplog.text
+
+
+@pytest.mark.parametrize("scale", [lambda x: float(x.shape[0]), lambda x: 2.5], ids=["of the size", "fixed"])
+def test_a_decomposition_with_a_constant_of_a_flexible_size_is_refused(monkeypatch, scale):
+    table = decomposition._build_decomposition_table()
+    defined = {torch.ops.aten.special_entr.default: lambda x: x * torch.tensor(scale(x))}
+    monkeypatch.setattr(decomposition, "_build_decomposition_table", lambda: {**table, **defined})
+    x = torch.rand(3, 4)
+    traced = captured(torch.special.entr, [x], "trace")
+    types = [ct.TensorType(name="x", shape=(ct.RangeDim(1, 9, default=3), 4))]
+    if scale(x) == 3.0:
+        with pytest.raises(NotConverted, match="special_entr.* depends on a flexible size in a way that has no"):
+            ane.convert(traced, inputs=types, skip_model_load=True)
+    else:
+        (found,) = outputs(ane.convert(traced, inputs=types, skip_model_load=True), [x])
+        assert found == pytest.approx(x.numpy() * 2.5, abs=5e-3)
