@@ -8,6 +8,7 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import mil_ane_passes as ane
@@ -42,6 +43,8 @@ def block_after(marker: str) -> str:
 def test_the_tables_are_generated(name, marker):
     if marker in ("patches", "agreement") and HERE["coremltools"] != RECORDED_WITH["coremltools"]:
         pytest.skip(f"{marker} are those of coremltools 9.0; {HERE['coremltools']} is here")
+    if marker == "patches" and np.lib.NumpyVersion(np.__version__) < "2.4.0":
+        pytest.skip(f"what fails differs below numpy 2.4, which refuses casts of arrays; {np.__version__} is here")
     wanted = f"<!-- {marker} -->\n{PAGES[name][marker]()}\n"
     assert wanted in read_page(name), "run python -m tests.test_readme to write the tables"
 
