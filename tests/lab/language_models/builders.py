@@ -22,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import coremltools as ct
@@ -349,6 +350,12 @@ class _ReplacedStates(package.cache_utils.Cache):
     def __init__(self, conv: torch.Tensor, recurrent: torch.Tensor) -> None:
         super().__init__(layers=[])
         self.conv, self.recurrent = conv, recurrent
+        # transformers before 5.24 read the states of a layer, and ask for them by these names
+        self.layers = [SimpleNamespace(conv_states=[conv[number]], recurrent_states=[recurrent[number]],
+                                       record_past=False) for number in range(len(conv))]
+
+    def has_previous_state(self, layer_idx: int | None = None) -> bool:
+        return True
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Any:
         return self.conv[layer_idx]
