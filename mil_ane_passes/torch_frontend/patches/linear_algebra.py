@@ -1,0 +1,59 @@
+"""Linear algebra and special functions of constants, which torch computes during the conversion.
+
+Core ML has no op for determinants, inverses, factorizations or Bessel functions. Models apply them to weights, such as
+the determinant of an invertible convolution (Glow) or the exponential of a skew matrix (orthogonal parametrizations).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Var
+
+from ..contract import Patch
+from ..decomposition import resolve_torch_call
+from ..errors import NotConverted
+from ..lowering import add_result, add_results, is_constant, name_result, to_tensor
+
+PATCH = Patch(code="TORCH192",
+              title="linear algebra and special functions are not implemented, not even of constants",
+              upstream=("none known",))
+
+
+@PATCH.op(
+    "slogdet", "_linalg_slogdet", "linalg_slogdet", "logdet", "det", "linalg_det", "_linalg_det", "inverse",
+    "linalg_inv_ex", "pinverse", "linalg_pinv", "linalg_pinv.atol_rtol_tensor", "qr", "linalg_qr",
+    "cholesky", "linalg_cholesky", "linalg_cholesky_ex", "cholesky_inverse", "cholesky_solve", "linalg_solve",
+    "_linalg_solve_ex", "linalg_solve_ex", "linalg_solve_triangular", "triangular_solve", "linalg_lu",
+    "linalg_lu_factor", "linalg_lu_factor_ex", "matrix_exp", "linalg_matrix_exp", "svd", "linalg_svd", "_linalg_svd",
+    "linalg_svdvals", "linalg_eigh", "_linalg_eigh", "linalg_eigvalsh", "orgqr", "linalg_householder_product",
+    "linalg_lstsq", "lgamma", "digamma", "polygamma", "erfinv", "special_erfinv", "i0", "special_i0", "special_i0e",
+    "special_i1", "special_i1e", "special_bessel_j0", "special_bessel_j1", "special_ndtri", "special_log_ndtr",
+    "igamma", "igammac", "special_zeta", "mvlgamma", "bincount", "histc", "combinations", "cov", "corrcoef",
+)
+def compute_by_torch(context: Any, node: Any) -> None:
+    """Compute an op of constants, at fp32. Raises NotConverted where the model computes an operand."""
+    import torch
+
+    op, arguments, keywords = resolve_torch_call(context, node)
+    if not all(map(is_constant, (*arguments, *keywords.values()))):
+        raise NotConverted.at(node, "is implemented for constants only, and the model computes its operands",
+                              "compute it outside of the model, or write it with ops that Core ML has")
+    try:
+        with torch.no_grad():
+            results = op(*map(_to_torch, arguments), **{name: _to_torch(value) for name, value in keywords.items()})
+    except RuntimeError as error:  # such as a matrix that is singular
+        raise NotConverted.at(node, f"torch cannot compute it ({str(error).splitlines()[0]})") from error
+    if isinstance(results, tuple):
+        add_results(context, node, [to_tensor(each.numpy()) for each in results])
+    else:
+        add_result(context, node, name_result(to_tensor(results.numpy()), node))
+
+
+def _to_torch(value: Any) -> Any:
+    import torch
+
+    if isinstance(value, list):
+        return [_to_torch(each) for each in value]
+    return torch.from_numpy(np.array(value.val)) if isinstance(value, Var) else value

@@ -1,0 +1,57 @@
+"""Linear algebra of weights, computed during the conversion."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from mil_ane_passes.torch_frontend import NotConverted
+
+from ..checks import check, convert
+
+X = torch.randn(2, 3, generator=torch.Generator().manual_seed(0))
+MATRIX = torch.eye(3) * 2 + torch.arange(9.0).reshape(3, 3) / 20
+
+
+class OfAWeight(nn.Module):
+    """x and the results of a function of a weight."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor], weight: torch.Tensor = MATRIX) -> None:
+        super().__init__()
+        self.weight, self.function = nn.Parameter(weight.clone()), function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.function(self.weight)
+
+
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+@pytest.mark.parametrize("function", [
+    torch.logdet, torch.det, lambda w: torch.slogdet(w)[1], lambda w: torch.inverse(w).sum(0),
+    lambda w: torch.linalg.inv(w).sum(0), lambda w: torch.linalg.pinv(w).sum(0), lambda w: torch.matrix_exp(w).sum(0),
+    lambda w: torch.linalg.qr(w)[1].abs().sum(0), lambda w: torch.linalg.cholesky(w @ w.T).sum(0),
+    lambda w: torch.linalg.solve(w, torch.ones(3)), lambda w: torch.linalg.svdvals(w),
+    lambda w: torch.linalg.eigh(w + w.T)[0], lambda w: torch.lgamma(w).sum(0), lambda w: torch.special.i0(w).sum(0),
+], ids="logdet det slogdet inverse inv pinv matrix_exp qr cholesky solve svdvals eigh lgamma i0".split())
+def test_functions_of_weights(function: Callable[[torch.Tensor], torch.Tensor], frontend: str) -> None:
+    check(OfAWeight(function), X, frontend=frontend)
+
+
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+@pytest.mark.parametrize("map_name", ["matrix_exp", "cayley", "householder"])
+def test_orthogonal_parametrizations(map_name: str, frontend: str) -> None:
+    torch.manual_seed(0)
+    layer = nn.utils.parametrizations.orthogonal(nn.Linear(3, 3), orthogonal_map=map_name)
+    check(layer.eval(), X, frontend=frontend)
+
+
+def test_functions_of_what_the_model_computes_are_refused() -> None:
+    with pytest.raises(NotConverted, match="is implemented for constants only, and the model computes its operands"):
+        convert(lambda x: torch.logdet(x.T @ x + torch.eye(3)), [X])
+
+
+def test_a_singular_weight_is_refused() -> None:
+    with pytest.raises(NotConverted, match="torch cannot compute it .*singular"):
+        convert(OfAWeight(lambda w: torch.inverse(w - w).sum(0)), [X], "export")
