@@ -10,6 +10,7 @@ import mil_ane_passes as ane
 from mil_ane_passes.ir.printer import format_program
 from mil_ane_passes.passes.guard import is_guarded
 from mil_ane_passes.passes.pipeline import select_rewrites
+from tests.lab.versions.needs import older_than
 from tests.rewrites import unet_blocks
 from tests.rewrites.transformer_blocks import convert_block, convert_real_block
 
@@ -60,6 +61,8 @@ def list_fired(report):
     ("ViT", {"hoist_row_slice": 1, "split_wide_conv": 1}),
 ])
 def test_what_fires_and_at_what_cost(name, fired, targets, tmp_path):
+    if older_than("9.0"):  # which does not count ids from the end
+        fired = {rule: count for rule, count in fired.items() if rule != "index_by_mod"}
     convert(name, tmp_path / "before.mlpackage")
     for target, report in rewrite_for_each_chip(tmp_path / "before.mlpackage", tmp_path, targets=targets).items():
         assert list_fired(report) == fired, target
