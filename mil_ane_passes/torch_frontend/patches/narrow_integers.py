@@ -66,10 +66,14 @@ def _squeeze_signed_integers(ids: Var) -> list[Var]:
 @PATCH.replace_function(_PASS_MODULE, "add_int16_cast.should_cast_parameter")
 def should_cast_parameter(host: Callable[..., Any], graph_pass: Any, op: Operation, param_name: str) -> Any:
     """Return coremltools' decision; None, which means no cast, if the values may not fit int16."""
-    # The host chooses for constants and casts alone, and keeps its choice for later operands. Core ML needs further ops
-    # for indices that may be negative.
-    graph_pass.target_dtype = "uint16" if param_name == "indices" and _is_count(op.inputs[param_name]) else "int16"
+    # The host chooses for constants and casts alone. Core ML needs further ops for indices that may be negative.
+    is_count = param_name == "indices" and _is_count(op.inputs[param_name])
+    if type(graph_pass).target_dtype.fset is not None:  # before 9.1 the host keeps its choice for later operands
+        graph_pass.target_dtype = "uint16" if is_count else "int16"
     decided = host(graph_pass, op, param_name)
+    if decided == "int16" and is_count and op.inputs[param_name].op.op_type != "cast" and (
+            graph_pass._check_target_dtype_for_param(op, param_name, "uint16")):
+        decided = "uint16"
     return decided if decided and _fits_int16(op, param_name) else None
 
 
