@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from coremltools.converters.mil.mil import types
+from coremltools.converters.mil.mil.passes.defs.quantization import add_int16_cast
 from torch import nn
 
 import mil_ane_passes as ane
@@ -136,6 +137,13 @@ def test_negative_numbers_stay_negative_behind_constants(target: Any) -> None:
     for found, expected in zip(run(mlmodel, x, ids), Signed()(x, ids), strict=True):
         np.testing.assert_allclose(found, expected.numpy(), rtol=2e-3, atol=1e-3)
     assert "squeeze" in narrowed(mlmodel)
+
+
+def test_a_pass_that_chooses_the_dtype_of_each_operand_needs_no_setter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of coremltools 9.1."""
+    monkeypatch.setattr(add_int16_cast, "target_dtype", property(lambda self: getattr(self, "_target_dtype", "int16")))
+    x, ids = torch.randn(1, 6, 4), torch.tensor([[4, 0, 9, 5]], dtype=torch.int32)
+    assert "squeeze" in narrowed(convert(Signed(), x, ids))
 
 
 class Placed(nn.Module):
