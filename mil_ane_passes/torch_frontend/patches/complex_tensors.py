@@ -80,6 +80,10 @@ _PARTWISE_KINDS: dict[str, tuple[int, ...]] = dict.fromkeys((
 }
 """Ops that act on the real and the imaginary part separately, and their arguments that may be complex."""
 
+_FILLING_KINDS = {"zeros": 1, "ones": 1, "empty": 1, "new_zeros": 2, "new_ones": 2, "new_empty": 2, "zeros_like": 1,
+                  "ones_like": 1, "empty_like": 1, "full": 2, "new_full": 3}
+"""Ops that fill a tensor with one real number, and the place of their dtype."""
+
 _PRODUCT_KINDS: dict[str, tuple[int, int]] = dict.fromkeys(
     ("mul", "matmul", "mm", "bmm", "mv", "dot", "inner", "outer", "ger", "kron", "linear", "__matmul__"), (0, 1))
 
@@ -90,16 +94,16 @@ def lower_complex(lowering: Lowering, context: Any, node: Any) -> None:
     kind = _get_base_kind(node)
     inputs = [_resolve_input(context, item) for item in node.inputs]
     named_given = {name: _resolve_input(context, item) for name, item in (node.kwinputs or {}).items()}
+    call = SimpleNamespace(lowering=lowering, context=context, node=node, kind=kind, given=inputs, named=named_given)
     if kind in PATCH.ops or kind in _FOURIER_KINDS:
         lowering(context, node)
     elif kind in _CONVERSION_KINDS and _is_complex_target(inputs, named_given):
         context.add(join_complex(*split_complex(inputs[0])), node.name)
+    elif kind in _FILLING_KINDS and _is_complex_dtype([*inputs[_FILLING_KINDS[kind]:][:1], named_given.get("dtype")]):
+        _lower_filled(call)
     elif not any(_has_complex(value) for value in [*inputs, *named_given.values()]):
         lowering(context, node)
     else:
-        call = SimpleNamespace(
-            lowering=lowering, context=context, node=node, kind=kind, given=inputs, named=named_given
-        )
         _lower_by_kind(call)
     _refuse_complex_result(context, node)
 
@@ -246,7 +250,10 @@ def _lower_product(call: Any) -> Any:
     """
     nested = call.kind == "einsum"
     first, second = (call.given[1] if nested else call.given)[:2]
-    if len(call.given[1] if nested else call.given) > 2 and (nested or call.given[2] is not None):
+    if nested and len(call.given[1]) > 2:
+        call = _multiply_first_two(call)
+        first, second = call.given[1]
+    elif not nested and len(call.given) > 2 and call.given[2] is not None:
         raise NotConverted.at(call.node, "has more than two complex operands", "multiply two at a time")
     (a, b), (c, d) = split_complex(first), split_complex(second)
 
@@ -265,6 +272,27 @@ def _lower_product(call: Any) -> Any:
         nothing = zeros_like(real if imag is None else imag)
         real, imag = nothing if real is None else real, nothing if imag is None else imag
     return join_complex(real, imag)
+
+
+def _multiply_first_two(call: Any) -> Any:
+    """Return the einsum of two operands that is left where the first ones are multiplied two at a time."""
+    equation = str(to_python(call.given[0], call.node, "equation")).replace(" ", "")
+    operands, sources, result = list(call.given[1]), *equation.partition("->")[::2]
+    terms = sources.split(",")
+    if "->" not in equation or "." in equation:
+        raise NotConverted.at(call.node, "has more than two complex operands and an equation with an ellipsis or "
+                                         "without '->'", "multiply two at a time")
+    step, write = SimpleNamespace(**vars(call)), to_tensor if isinstance(call.given[0], Var) else str
+    for number in range(len(operands) - 2):
+        needed = {*"".join(terms[2:]), *result}
+        product = "".join(letter for letter in dict.fromkeys(terms[0] + terms[1]) if letter in needed)
+        step.given = [write(f"{terms[0]},{terms[1]}->{product}"), type(call.given[1])(operands[:2]), *call.given[2:3]]
+        step.node = copy.copy(call.node)
+        step.node.name = f"{call.node.name}_step{number}"
+        terms[:2], operands[:2] = [product], [_lower_product(step)]
+    step.given = [write(f"{','.join(terms)}->{result}"), type(call.given[1])(operands), *call.given[2:3]]
+    step.node = call.node
+    return step
 
 
 def _add_optional(x: Var | None, y: Var | None) -> Var | None:
@@ -409,12 +437,24 @@ def _has_real_target(given: Sequence[Any], named_given: dict[str, Any]) -> bool:
 
 def _is_complex_target(given: Sequence[Any], named_given: dict[str, Any]) -> bool:
     targets = [*given[1:2], *map_nested(lambda item: item, list(named_given.get("dtype") or ()))]
-    for target in targets:
-        value = target.val if isinstance(target, Var) and target.rank == 0 and target.val is not None else target
-        if is_complex(target) or (isinstance(value, int | np.integer) and not isinstance(value, bool)
-                                  and int(value) in _COMPLEX_DTYPES):
-            return True
-    return False
+    return any(map(is_complex, targets)) or _is_complex_dtype(targets)
+
+
+def _is_complex_dtype(numbers: Sequence[Any]) -> bool:
+    """Return whether one of torch's numbers of dtypes, some of which may be None, is that of a complex one."""
+    values = [each.val if isinstance(each, Var) and each.rank == 0 and each.val is not None else each
+              for number in numbers for each in (number if isinstance(number, list | tuple) else [number])]
+    return any(isinstance(value, int | np.integer) and not isinstance(value, bool) and int(value) in _COMPLEX_DTYPES
+               for value in values)
+
+
+def _lower_filled(call: Any) -> None:
+    """Fill the real part, and the imaginary part with 0."""
+    place = _FILLING_KINDS[call.kind]
+    given = [_get_real_part(value) if number != place else None for number, value in enumerate(call.given)]
+    named = {name: value for name, value in call.named.items() if name != "dtype"}
+    real = _run_lowering(call, "real", given, named)
+    _add_result(call, join_complex(real, zeros_like(cast_to(real, types.fp32))))
 
 
 _FORMULAS: dict[str, Callable[[Any], Any]] = {

@@ -56,6 +56,13 @@ FORMS = {
     "filled": lambda v: to_real(torch.cat([torch.full_like(to_complex(v), 2.0), torch.zeros_like(to_complex(v))])),
     "matmul": lambda v: to_real(to_complex(v) @ to_complex(v).transpose(1, 2)),
     "einsum": lambda v: to_real(torch.einsum("bij,bkj->bik", to_complex(v), to_complex(v).conj())),
+    "einsum of three": lambda v: to_real(torch.einsum("bij, bkj, bij -> bk", to_complex(v), to_complex(v).conj(),
+                                                      v[..., 0].to(torch.cfloat))),
+    "einsum of four": lambda v: to_real(torch.einsum("bij,bkj,j,i->ki", to_complex(v), to_complex(v),
+                                                     to_complex(v)[0, 0], to_complex(v)[1, :, 0])),
+    "zeros": lambda v: to_real(torch.zeros(2, 4, 6, dtype=torch.complex64) + to_complex(v)),
+    "ones and more": lambda v: to_real(torch.ones_like(v[..., 0], dtype=torch.complex64) * to_complex(v)
+                                       + v.new_zeros(6, dtype=torch.complex64)),
     "equal": lambda v: to_complex(v) == to_complex(torch.cat([v[:1], v[:1]])),
     "second names": lambda v: to_real(torch.multiply(torch.concatenate([to_complex(v)] * 2), to_complex(v)[:1])),
 }
@@ -74,6 +81,11 @@ def test_values_of_exported_programs():
         return tuple(each for result in results for each in (result if isinstance(result, tuple) else [result]))
 
     check(model, PAIRS, frontend="export", rtol=1e-3, atol=1e-4)
+
+
+def test_an_einsum_of_three_with_an_ellipsis_is_refused():
+    with pytest.raises(NotConverted, match="more than two complex operands and an equation with an ellipsis"):
+        convert(lambda v: to_real(torch.einsum("...j,...j,...j->...", *[to_complex(v)] * 3)), [PAIRS])
 
 
 @pytest.mark.parametrize("z", [0, 1, -1, 1j, -1j, -2 - 1e-3j, 3e4 - 3e4j])
