@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from ..equivalence.equivalence import VerifyReport
     from ..equivalence.feeds import ShapeChoice
-    from ..runtime import Runtime
     from ..transforms.contract import Draft
     from ..transforms.encoder import EncoderStructure
     from .adapt import AdaptOptions, AdaptReport
@@ -73,7 +72,7 @@ def write_encoder(
     (folder / "README.md").write_text(_format_readme(manifest, report.notes), encoding="utf-8")
     if options.verify:
         options.progress("running")
-        _compare_results(before, structure, manifest, folder, report, "float16" if unstable else "float32")
+        _compare_results(before, structure, manifest, folder, report, bool(unstable))
 
 
 def _transform(
@@ -169,24 +168,12 @@ def evaluate_values(
     from ..ir.block_editor import BlockEditor
     from ..ir.clone import clone_function
     from ..ir.constants import make_const
-    from ..ir.coremltools_internals import remove_function_input
     from ..runtime import Runtime
-    from ..transforms.dead_ops import get_read_vars
     from ..transforms.shape_inference import get_sizes
 
     clone = clone_function(function)
     names = {var.name for var in values}
-    clone.set_outputs([var for op in clone.operations for var in op.outputs if var.name in names])
-    needed, unneeded = set(clone.outputs), []
-    for op in reversed(list(clone.operations)):  # writes of states, too
-        if needed.isdisjoint(op.outputs):
-            unneeded.append(op)
-        else:
-            needed |= get_read_vars(op)
-    with BlockEditor() as editor:
-        editor.remove(unneeded)
-    for name in [name for name, var in clone.inputs.items() if not (var.child_ops or var.consuming_blocks)]:
-        remove_function_input(clone, name)
+    _reduce_to_values(clone, names)
     feeds = {name: np.zeros([size or 1 for size in get_sizes(var.sym_type) or ()], types.nptype_from_builtin(var.dtype))
              for name, var in clone.inputs.items() if types.is_tensor(var.sym_type)}
 
@@ -207,11 +194,74 @@ def evaluate_values(
         with clone, BlockEditor() as editor:
             for var in jumps:
                 value = np.asarray(chosen[var.name])
-                editor.replace(var, make_const(value if value.ndim else value[()], var.dtype, f"{var.name}_at_borders",
+                editor.replace(var, make_const(value if value.ndim else value[()], var.dtype, _name_chosen(var.name),
                                                var.op))
         clone.set_outputs([var for var in clone.outputs if var.name in names])
         found = run(precision) | chosen
     return [found[var.name] for var in values]
+
+
+def _reduce_to_values(function: Function, names: Collection[str]) -> None:
+    """Make the values of these names the outputs of `function`, and remove what does not compute them."""
+    from ..ir.block_editor import BlockEditor
+    from ..ir.coremltools_internals import remove_function_input
+    from ..transforms.dead_ops import get_read_vars
+
+    function.set_outputs([var for op in function.operations for var in op.outputs if var.name in names])
+    needed, unneeded = set(function.outputs), []
+    for op in reversed(list(function.operations)):  # writes of states, too
+        if needed.isdisjoint(op.outputs):
+            unneeded.append(op)
+        else:
+            needed |= get_read_vars(op)
+    with BlockEditor() as editor:
+        editor.remove(unneeded)
+    for name in [name for name, var in function.inputs.items() if not (var.child_ops or var.consuming_blocks)]:
+        remove_function_input(function, name)
+
+
+class _SourceAtBorders:
+    """Runs a function at float32 with its jumps chosen at the borders, as `evaluate_values` folds them.
+
+    At float16, results of all layers would be rounded as well, which is more than a bucket at a border changes.
+    """
+
+    def __init__(self, function: Function) -> None:
+        from coremltools.converters.mil.mil import Placeholder, Program, get_new_symbol
+
+        from ..ir.block_editor import BlockEditor
+        from ..ir.clone import clone_function
+        from ..ir.coremltools_internals import add_function_input
+        from ..runtime import Runtime
+
+        chosen, jumps = clone_function(function), clone_function(function)
+        replaced = [var for var in _find_jumps(chosen) if var not in chosen.outputs]
+        self._op_types = {var.name: var.op.op_type for var in replaced}
+        _reduce_to_values(jumps, self._op_types.keys())
+        with chosen, BlockEditor() as editor:
+            for var in replaced:
+                sizes = [size if isinstance(size, int | np.integer) else get_new_symbol() for size in var.shape]
+                placeholder = Placeholder(tuple(sizes), var.dtype, name=_name_chosen(var.name), allow_rank0_input=True)
+                placeholder.outputs[0].name = _name_chosen(var.name)
+                add_function_input(chosen, _name_chosen(var.name), placeholder)
+                editor.replace(var, placeholder.outputs[0])
+        self._runtimes = []
+        self._inputs = list(jumps.inputs)
+        for part, precision in ((jumps, "float64"), (jumps, "float16"), (chosen, "float32")):
+            program = Program()
+            program.add_function("main", part)
+            self._runtimes.append(Runtime(program, function="main", precision=precision))
+
+    def __call__(self, feeds: dict[str, Any]) -> dict[str, Any]:
+        """Return the outputs by name."""
+        exact, declared = (runtime({name: feeds[name] for name in self._inputs}) for runtime in self._runtimes[:2])
+        jumps = {_name_chosen(name): _choose_at_border(kind, exact[name], declared[name])
+                 for name, kind in self._op_types.items()}
+        return dict(self._runtimes[2]({**feeds, **jumps}))
+
+
+def _name_chosen(name: str) -> str:
+    return f"{name}_at_borders"
 
 
 def _choose_at_border(op_type: str, exact: Any, declared: Any) -> Any:
@@ -285,21 +335,24 @@ def _get_padding(var: Var) -> float:
 
 def _compare_results(
     before: Program, structure: EncoderStructure, manifest: Mapping[str, Any], folder: Path, report: AdaptReport,
-    precision: str,
+    unstable: bool,
 ) -> None:
-    """Run the source, at `precision`, and the packages at several real lengths, with and without masked tokens.
+    """Run the source and the packages at several real lengths, with and without masked tokens.
 
+    With `unstable`, integers that jump where floats round are chosen in the source as in the packages.
     Results of masked tokens are not compared: if a token's whole attention window is masked, it has no valid result.
     """
     from ..runtime import Runtime, predictor
 
-    original = Runtime(before, function=structure.function, precision=precision)
+    function = before.functions[structure.function]
+    original = _SourceAtBorders(function) if unstable else Runtime(before, function=structure.function,
+                                                                   precision="float32")
     packages = {name: predictor(folder / name, precision="float32") for name in (manifest["lookup"], manifest["main"])
                 if name is not None}
     lengths = _choose_lengths(manifest)
     worst = 0.0
     for number, length in enumerate(lengths):
-        feeds, expected = _draw_run(original, before.functions[structure.function], structure, length, number)
+        feeds, expected = _draw_run(original, function, structure, length, number)
         found = _run_packages(packages, manifest, feeds, length)
         for name, value in expected.items():
             seen = _slice_results(manifest["outputs"][name], length and _count_seen(length, number))
@@ -334,7 +387,8 @@ def _count_seen(length: int, number: int) -> int:
 
 
 def _draw_run(
-    original: Runtime, function: Function, structure: EncoderStructure, length: int | None, number: int
+    original: Callable[[dict[str, Any]], dict[str, Any]], function: Function, structure: EncoderStructure,
+    length: int | None, number: int,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Make the feeds of a run, and run the source; the results are finite if those of one of three forms are.
 
