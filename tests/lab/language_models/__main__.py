@@ -8,7 +8,7 @@ All go through `adapt`, which compares them with the source on random feeds: enc
 Of decoders, the script generate.py then continues a prompt of 40 tokens on the reference runtime, and its tokens and
 logits are compared with those of the torch module. `--record` writes the rows to the table in README.md. `--billion`
 measures time and memory of `adapt` on a decoder of a billion weights instead (`large.py`), which needs 12 GB of memory
-and 8 GB of disk.
+and 8 GB of disk. The exit code is 1 where a package is not written, or a bound is missed.
 """
 
 from __future__ import annotations
@@ -38,17 +38,18 @@ HEAD = ("| model | form | ops | unsupported on m4 | % of ops on the ANE | % of t
 BEGIN, END = "<!-- table -->\n", "<!-- end of the table -->\n"
 
 
-def measure(name: str, form: str, folder: Path) -> str:
-    """Adapt one model; returns its row of the table."""
+def measure(name: str, form: str, folder: Path) -> tuple[str, bool]:
+    """Adapt one model; returns its row of the table, and whether its package was written."""
     from tests.lab.language_models.builders import convert
 
     try:
         report, outcome = (_adapt_encoder if form == "encoder" else _adapt)(
             name, form, convert(name, form), folder)
     except ane.InputError as error:
-        return f"| {name} | {form} | | | | | | {' '.join(str(error).split())} |"
+        return f"| {name} | {form} | | | | | | {' '.join(str(error).split())} |", False
     pairs = list(zip(_list_figures(report.before), _list_figures(report.after), strict=True))
-    return f"| {name} | {form} | {' | '.join(f'{old} → {new}' for old, new in pairs)} | {outcome} |"
+    row = f"| {name} | {form} | {' | '.join(f'{old} → {new}' for old, new in pairs)} | {outcome} |"
+    return row, report.status == "written"
 
 
 def _list_figures(figures: Mapping[str, Any]) -> list[str]:
@@ -204,14 +205,16 @@ def main(arguments: Sequence[str]) -> int:
     if given.billion:
         return _measure_large(given.layers, given.record)
     print(HEAD)
-    rows = []
+    rows, good = [], True
     for name, form in _list_keys(given.names):
         with tempfile.TemporaryDirectory() as folder, silence_warnings():
-            rows.append(measure(name, form, Path(folder)))
-        print(rows[-1], flush=True)
+            row, written = measure(name, form, Path(folder))
+        rows.append(row)
+        good = good and written
+        print(row, flush=True)
     if given.record:
         write_page(rows)
-    return 0
+    return 0 if good else 1
 
 
 def _measure_large(layers: int, records: bool) -> int:
