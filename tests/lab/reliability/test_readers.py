@@ -72,8 +72,11 @@ def test_what_is_wrong_is_noticed(name: str, damage: Callable[[Path], Any], mess
 @needs_netron
 def test_netron_reads_other_weights_of_another_package(tmp_path, capsys, monkeypatch):
     """Its weights are compared with the file's, which here is another."""
-    first, second = (make(tmp_path / f"{each}.mlpackage", conv_program()) for each in ("first", "second"))
-    expected = readers.describe_graphs(second)
+    program = conv_program()
+    first = make(tmp_path / "first.mlpackage", program)
+    (conv,) = program.functions["main"].find_ops(op_type="conv")
+    conv.weight.val[...] *= 2
+    expected = readers.describe_graphs(make(tmp_path / "second.mlpackage", program))
     monkeypatch.setattr(readers, "describe_graphs", lambda package: expected)
     assert readers.count_netron_loads([first])["failures"] == 1
     assert "Netron shows another program" in capsys.readouterr().err
