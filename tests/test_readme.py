@@ -25,7 +25,8 @@ README = (ROOT / "README.md").read_text()
 RECORDED_WITH = {"coremltools": "9.0", "torch": "2.13.0"}
 OTHER_FILES = {
     "generate.py", "train.py",  # of users
-    "frontend/torch/test/test_torch_ops.py", "test_nn_builder.py", "test_numpy_nn_layers.py", "test_quantization.py",
+    "frontend/torch/test/test_torch_ops.py", "frontend/torch/test/test_torch_stateful_model.py", "test_nn_builder.py",
+    "test_numpy_nn_layers.py", "test_quantization.py",
     "test_simple_nn_inference.py", "tests/chat.py",  # of coremltools and Anemll
 }
 "Scripts that the pages name and that are not files of this project."

@@ -158,9 +158,11 @@ def upstream() -> str:
     counts = json.loads((ROOT / "tests" / "lab" / "upstream" / "counts.json").read_text())
     versions = ", ".join(f"{name} {version}" for name, version in counts.pop("versions").items())
     judged = [(suite, CaseCounts(**numbers)) for suite, numbers in counts.items()]
-    return format_table((f"tests ({versions})", "came to a prediction", "judged", "passed", "explained", "share"),
-                    [(SUITES[suite], f"{each.reached:,}", f"{each.passed + each.failed:,}", f"{each.passed:,}",
-                      f"{each.failed:,}", f"{each.share:.2f} %") for suite, each in judged])
+    head = (f"tests ({versions})", "rejected by coremltools' conversion", "came to a prediction", "judged", "passed",
+            "explained", "share")
+    return format_table(head, [(SUITES[suite], f"{each.not_converted:,}", f"{each.reached:,}",
+                                f"{each.passed + each.failed:,}", f"{each.passed:,}", f"{each.failed:,}",
+                                f"{each.share:.2f} %") for suite, each in judged])
 
 
 def whole_latency() -> str:
