@@ -129,7 +129,7 @@ class LateDeparture(PlanRule):
             where = f"{before} ops before, {then} of them predicted on the ANE, {len(last.rows)} after"
             note = f"{_format_departure_note(rows, last, crossing)}: {where}"
             yield Hit(last.refused[0].op, note=note, covers=[row.op for row in last.rows],
-                      split_at=[[var.name for var in crossing]])
+                      split_at=[[var.name for var in crossing]] if crossing else ())
 
     def examples(self) -> Iterable[Example]:
         yield Example("one unsupported op, and a supported one after it", make_chain_builder("ttttct"))
@@ -156,7 +156,8 @@ def _format_departure_note(rows: list[Row], tail: CpuPartition, crossing: list[V
     cut = [f"%{var.name}" for var in crossing]
     last = f"the last {after} of {len(rows)} ops are" if after > 1 else f"the last of {len(rows)} ops is"
     return (f"{last} predicted on the CPU ({format_duration(tail.milliseconds)}), because of "
-            f"{format_op_types(row.op for row in tail.refused)}{dragged}; split at {format_list(cut, 3, 'value')}")
+            f"{format_op_types(row.op for row in tail.refused)}{dragged}; "
+            + (f"split at {format_list(cut, 3, 'value')}" if cut else "no value crosses"))
 
 
 def _find_crossing_values(rows: list[Row], tail: CpuPartition) -> list[Var]:

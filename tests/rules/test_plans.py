@@ -96,6 +96,17 @@ def test_a_late_departure_names_where_to_cut():
     assert hit.split_at == (("op3",),)
 
 
+def test_a_departure_that_reads_nothing_of_what_is_before_has_no_cut():
+    def body(x, y):
+        one = Builder.exp(x=Builder.tanh(x=x, name="op0"), name="op1")
+        return one, Builder.cumsum(x=y, axis=1, name="apart")
+
+    plan = planned(1, 1, NO, built=build_program(body, x=(1, 8), y=(1, 8)))
+    (hit,) = found("late_departure", plan)
+    assert places(plan) == "AAC" and hit.op.name == "apart" and not hit.split_at
+    assert "because of 1 cumsum; no value crosses: 2 ops before" in hit.note
+
+
 def test_a_cut_that_takes_ops_off_the_ane_is_not_advised():
     """Two values cross, and each is an output that costs 0.125 ms on the ANE, more than the ops save there."""
     def body(x):
