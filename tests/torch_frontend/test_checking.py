@@ -624,8 +624,15 @@ def test_wrong_angles_are_found_beside_those_that_rounding_decides(lowered, fact
 
 
 def test_rounding_does_not_excuse_numbers_that_are_exact(lowered):
-    """Numbers that fp16 holds are not moved."""
+    """Numbers that fp16 holds are not moved: two of 40 are integers."""
     lowered("floor", lambda x: mb.sub(x=mb.ceil(x=x), y=1.0))
+    x = torch.arange(40.0).reshape(1, 40) / 32
+    with pytest.raises(NotEqual, match="at given feeds"):
+        checked(torch.floor, x, compute_precision=ct.precision.FLOAT32, feeds={"x0": x.numpy()})
+
+
+def test_rounding_does_not_excuse_most_of_an_output(lowered):
+    lowered("tanh", lambda x: mb.mul(x=mb.tanh(x=x), y=-1.0))
     with pytest.raises(NotEqual):
-        checked(torch.floor, torch.arange(40.0).reshape(1, 40) / 4, compute_precision=ct.precision.FLOAT32,
-                feeds={"x0": np.arange(40, dtype=np.float32).reshape(1, 40) / 4})
+        checked(lambda x: torch.atan2(torch.tanh(x * 0.1 - x / 10.0), -x.abs() - 1), torch.randn(4, 50),
+                compute_precision=ct.precision.FLOAT32)
