@@ -194,7 +194,7 @@ def evaluate_values(
         with clone, BlockEditor() as editor:
             for var in jumps:
                 value = np.asarray(chosen[var.name])
-                editor.replace(var, make_const(value if value.ndim else value[()], var.dtype, _name_chosen(var.name),
+                editor.replace(var, make_const(value if value.ndim else value[()], var.dtype, _label_chosen(var.name),
                                                var.op))
         clone.set_outputs([var for var in clone.outputs if var.name in names])
         found = run(precision) | chosen
@@ -241,9 +241,9 @@ class _SourceAtBorders:
         with chosen, BlockEditor() as editor:
             for var in replaced:
                 sizes = [size if isinstance(size, int | np.integer) else get_new_symbol() for size in var.shape]
-                placeholder = Placeholder(tuple(sizes), var.dtype, name=_name_chosen(var.name), allow_rank0_input=True)
-                placeholder.outputs[0].name = _name_chosen(var.name)
-                add_function_input(chosen, _name_chosen(var.name), placeholder)
+                placeholder = Placeholder(tuple(sizes), var.dtype, name=_label_chosen(var.name), allow_rank0_input=True)
+                placeholder.outputs[0].name = _label_chosen(var.name)
+                add_function_input(chosen, _label_chosen(var.name), placeholder)
                 editor.replace(var, placeholder.outputs[0])
         self._runtimes = []
         self._inputs = list(jumps.inputs)
@@ -255,12 +255,12 @@ class _SourceAtBorders:
     def __call__(self, feeds: dict[str, Any]) -> dict[str, Any]:
         """Return the outputs by name."""
         exact, declared = (runtime({name: feeds[name] for name in self._inputs}) for runtime in self._runtimes[:2])
-        jumps = {_name_chosen(name): _choose_at_border(kind, exact[name], declared[name])
+        jumps = {_label_chosen(name): _choose_at_border(kind, exact[name], declared[name])
                  for name, kind in self._op_types.items()}
         return dict(self._runtimes[2]({**feeds, **jumps}))
 
 
-def _name_chosen(name: str) -> str:
+def _label_chosen(name: str) -> str:
     return f"{name}_at_borders"
 
 

@@ -251,7 +251,7 @@ def _lower_product(call: Any) -> Any:
     nested = call.kind == "einsum"
     first, second = (call.given[1] if nested else call.given)[:2]
     if nested and len(call.given[1]) > 2:
-        call = _multiply_first_two(call)
+        call = _multiply_all_but_two(call)
         first, second = call.given[1]
     elif not nested and len(call.given) > 2 and call.given[2] is not None:
         raise NotConverted.at(call.node, "has more than two complex operands", "multiply two at a time")
@@ -274,8 +274,8 @@ def _lower_product(call: Any) -> Any:
     return join_complex(real, imag)
 
 
-def _multiply_first_two(call: Any) -> Any:
-    """Return the einsum of two operands that is left where the first ones are multiplied two at a time."""
+def _multiply_all_but_two(call: Any) -> Any:
+    """Multiply the operands of an einsum two at a time until two are left; return the einsum of these."""
     equation = str(to_python(call.given[0], call.node, "equation")).replace(" ", "")
     operands, sources, result = list(call.given[1]), *equation.partition("->")[::2]
     terms = sources.split(",")

@@ -6,6 +6,7 @@ the determinant of an invertible convolution (Glow) or the exponential of a skew
 
 from __future__ import annotations
 
+from itertools import filterfalse
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,14 @@ from ..contract import Patch
 from ..decomposition import resolve_torch_call
 from ..errors import NotConverted
 from ..lowering import add_result, add_results, is_constant, name_result, to_tensor
+from ..probes import is_lowered_by_coremltools
 
 PATCH = Patch(code="TORCH192",
               title="linear algebra and special functions are not implemented, not even of constants",
               upstream=("none known",))
 
 
-@PATCH.op(
+_KINDS = (
     "slogdet", "_linalg_slogdet", "linalg_slogdet", "logdet", "det", "linalg_det", "_linalg_det", "inverse",
     "linalg_inv_ex", "pinverse", "linalg_pinv", "linalg_pinv.atol_rtol_tensor", "qr", "linalg_qr",
     "cholesky", "linalg_cholesky", "linalg_cholesky_ex", "cholesky_inverse", "cholesky_solve", "linalg_solve",
@@ -32,6 +34,9 @@ PATCH = Patch(code="TORCH192",
     "special_i1", "special_i1e", "special_bessel_j0", "special_bessel_j1", "special_ndtri", "special_log_ndtr",
     "igamma", "igammac", "special_zeta", "mvlgamma", "bincount", "histc", "combinations", "cov", "corrcoef",
 )
+
+
+@PATCH.op(*filterfalse(is_lowered_by_coremltools, _KINDS))
 def compute_by_torch(context: Any, node: Any) -> None:
     """Compute an op of constants, at fp32. Raises NotConverted where the model computes an operand."""
     import torch
