@@ -4,9 +4,10 @@
 
 A model with random weights, converted to fp16, is rewritten with the preset `safe` and written, with the equivalence
 check and without. The equivalence check runs both programs on several draws at float64 and at float16, so it costs as
-many calls of the model, and wider ones. Wall times, start-up left out. The bounds: what the equivalence check adds
-takes at most 14 calls of eager (ten are the model before, at float64 and float16 on five feeds; on a machine where a
-call takes 34 ms in place of 160, what is not computed in the ops weighs more, and the check took 16 to 18); and where
+many calls of the model, and wider ones. With the check, the written package is also read again before it appears, which
+takes one call of this model. Wall times, start-up left out. The bounds: what the equivalence check adds takes at most
+15 calls of eager (ten are the model before, at float64 and float16 on five feeds, and one is the reading; on a machine
+where a call takes 34 ms in place of 65, what is not computed in the ops weighs more, and it took 17 to 18); and where
 one op in the middle of a model was changed, the check of both programs at both precisions takes at most 1.3 times as
 long as the original alone at these.
 """
@@ -33,7 +34,7 @@ from tests.lab.benchmarks.command import Benchmark
 from tests.lab.benchmarks.make_models import MODELS, export_model
 from tests.lab.benchmarks.rounds import Comparison, run_rounds, show_progress, time_wall
 
-MAX_MODEL_CALLS = 14.0
+MAX_MODEL_CALLS = 15.0
 MAX_ORIGINAL_RUNS = 1.3
 _PRECISIONS = ("float64", "float16")
 
