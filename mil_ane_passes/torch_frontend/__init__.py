@@ -17,7 +17,8 @@ every enumerated one and both ends of a range. Where they differ, `NotEqual` nam
 line, such as `encoder.layer.1 (Block): op 'aten::relu' (model.py:11) differs: ...`; its `mlmodel` is the model despite
 the error. The tolerance for the frontend's program is 1e-4 of an output's largest value, that for the result is the one
 of `verify`. Sampled inputs are normal numbers: pass `feeds` and `ranges` with values as in production.
-Values that fp16 loses, such as the sine of an angle of thousands (ANE317), are logged.
+Values that fp16 loses, such as the sine of an angle of thousands (ANE317), are logged, and so are elements that are
+left out because rounding decides them, such as the class of a pixel with two scores that fp16 cannot distinguish.
 
 Importing this package patches nothing and does not import torch. `patched()` applies to the thread (context) that
 enters it, `install()` to the entire process until `uninstall()`, which restores the same functions; both may be nested

@@ -11,8 +11,8 @@ import copy
 import inspect
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import coremltools as ct
@@ -53,15 +53,34 @@ Array = np.ndarray[Any, Any]
 _SEED_COUNT = 2
 _LIMITED_MASK = 1e6
 "The magnitude of constants in place of larger ones: scores added to it keep their digits at float64."
-_MOVED_UNITS = (4, 4, 4, 4, 16, 16, 16, 16, *[64] * 24)
-"The most units in the last place by which numbers are moved, by run: 64 are a tenth of the tolerance at fp32."
 _MOVED_RUNS_IN_VAIN = 12
 "Runs after which an output of which no differing element has moved is wrong."
-_MAX_UNDETERMINED_SHARE = 0.1
-"The largest share of an output's elements that may be left out of the comparison."
 _MAX_OVERFLOWS_NAMED = 3
 "Most values beyond fp16 that a warning names."
 _log = logging.getLogger("mil_ane_passes")
+
+
+@dataclass(frozen=True)
+class _Rounding:
+    """How far numbers are moved to find the elements of outputs that rounding to a dtype decides."""
+
+    unit: float
+    "The smallest move, as a fraction of the number."
+    most: tuple[int, ...]
+    "The most units by which a number is moved, by run."
+    max_share: float
+    "The largest share of an output's elements that may be left out of the comparison."
+    max_proportional_share: float
+    "The largest share of the moving elements that may move half as far where the numbers do: these are errors."
+    example: str
+
+
+_FP32_ROUNDING = _Rounding(2.0**-23, (4, 4, 4, 4, 16, 16, 16, 16, *[64] * 24), 0.1, 1.0,
+                           "the angle of a negative number whose imaginary part is the rounding of a sum")
+"64 units are a tenth of the tolerance at fp32."
+_FP16_ROUNDING = _Rounding(2.0**-11, (1, 1, 1, 1, 2, 2, 2, 2, *[4] * 24), 0.5, 0.25,
+                           "the larger one of two numbers that are equal at fp16")
+"Four units are a tenth of the tolerance at fp16."
 
 
 def validate_check_arguments(given: Mapping[str, Any], from_torch: bool, neural_network: bool) -> None:
@@ -186,21 +205,18 @@ class _ConversionCheck:
             self._finite[name] = finite or self._finite.get(name, False)
         left_out: dict[str, Array] = {}
         if found := _find_differing_outputs(expected, self._before, feeds, plan, self._module.tolerance):
-            runs = not any(each.reason for each in found)
-            with np.errstate(invalid="ignore"):  # infinities in both
-                left_out = self._find_undetermined(expected, feeds, plan) if runs else {}
+            left_out = self._find_undetermined(expected, feeds, plan, found, self._before, _FP32_ROUNDING)
             if any(each.output not in left_out for each in found):
                 first = find_first_difference(self._module, self._before, feeds, plan.state)
                 raise self._make_error(first, found[0], plan)
-            for name in sorted(each.output for each in found):
-                _log.warning("check: %d of %d elements of %s were not compared at %s: they are decided by rounding, as "
-                             "the angle of a negative number whose imaginary part is the rounding of a sum",
-                             np.count_nonzero(left_out[name]), left_out[name].size, name, _describe_plan(plan))
         if self._after is not None and not plan.adversarial and (found := _find_differing_outputs(
                 expected, self._after, plan.feeds, plan, self._tolerance, left_out)):
             if self._is_equal_with_smaller_masks(expected, feeds, plan):
                 _log.warning("check: at %s, where the model may hide all keys of a query, the result was compared with "
                              "masks that fp16 can hold in place of larger ones", _describe_plan(plan))
+                return None
+            undetermined = self._find_undetermined(expected, feeds, plan, found, self._after, _FP16_ROUNDING)
+            if all(each.output in undetermined for each in found):
                 return None
             raise NotEqual(
                 f"the result of the torch frontend is correct, but a later pass is not: {found[0]}; at "
@@ -212,39 +228,84 @@ class _ConversionCheck:
         return None
 
     def _find_undetermined(
-        self, expected: Mapping[str, Array], feeds: Mapping[str, Array], plan: Plan
+        self, expected: Mapping[str, Array], feeds: Mapping[str, Array], plan: Plan,
+        differing: Sequence[OutputDifference], runner: ProgramRunner, rounding: _Rounding,
     ) -> dict[str, Array]:
         """Find the elements of outputs that leave the tolerance where rounded numbers move in their last bits.
 
-        Such is the angle of a negative number whose imaginary part is the rounding of a sum: pi or -pi.
-
-        These numbers are those of the inputs and constants of the frontend's program that fp16 cannot hold. The result
-        has the outputs whose other elements are as expected; at most `_MAX_UNDETERMINED_SHARE` of an output moves.
+        Such is the angle of a negative number whose imaginary part is the rounding of a sum: pi or -pi; and, at fp16,
+        the class of a pixel for which two scores are almost equal. `differing` are the outputs in which `runner`
+        differs from the torch model. These numbers are those of the inputs and constants of the frontend's program that
+        fp16 cannot hold. The result has the outputs whose other elements are as expected; at most a share of each
+        output moves. Logs the number of elements of each of `differing`.
         """
-        random = np.random.default_rng(0)
-        found = self._before(feeds, copy_state(plan))
+        if any(each.reason for each in differing):
+            return {}
+        tolerance = self._module.tolerance if runner is self._before else self._tolerance
+        with np.errstate(invalid="ignore"):  # infinities in both
+            changed = self._find_moving_elements(
+                expected, feeds, plan, {each.output for each in differing}, runner, rounding, tolerance)
+        given = feeds if runner is self._before else plan.feeds
+        wrong = {each.output for each in _find_differing_outputs(expected, runner, given, plan, tolerance, changed)}
+        undetermined = {name: elements for name, elements in changed.items() if name not in wrong}
+        if all(each.output in undetermined for each in differing):
+            for name in sorted(each.output for each in differing):
+                _log.warning("check: %d of %d elements of %s were not compared at %s: they are decided by rounding, as "
+                             "%s", np.count_nonzero(undetermined[name]), undetermined[name].size, name,
+                             _describe_plan(plan), rounding.example)
+        return undetermined
+
+    def _find_moving_elements(
+        self, expected: Mapping[str, Array], feeds: Mapping[str, Array], plan: Plan, names: Collection[str],
+        runner: ProgramRunner, rounding: _Rounding, tolerance: float,
+    ) -> dict[str, Array]:
+        """Find the elements that move, by output, until those of `names` that differ from the expected ones have.
+
+        Integers, such as the places of the largest elements, are asked for on ordinary numbers only, since the order of
+        equal elements is compared on ties. Nor does the result have outputs that move in proportion to the numbers, as
+        those do whose errors grow with the layers: a choice between two elements changes or does not.
+        """
         keys: dict[str, int | str] = {name: number if number < len(self._before.outputs) else name
                                       for number, name in enumerate(expected)}
-        changed = {name: np.zeros(found[key].shape, bool) for name, key in keys.items()
-                   if found[key].dtype.kind == "f" and found[key].shape == expected[name].shape}
-        allowed = {name: self._module.tolerance * np.max(np.abs(expected[name]), initial=0.0,
-                                                         where=np.isfinite(expected[name])) for name in changed}
-        differing = {name: np.abs(found[keys[name]] - expected[name]) > allowed[name] for name in changed}
-        if any(np.mean(elements) > _MAX_UNDETERMINED_SHARE for elements in differing.values()):
+        before = self._before(feeds, copy_state(plan))
+        found = before if runner is self._before else runner(plan.feeds, copy_state(plan))
+        kinds = "f" if plan.adversarial else "fiub"
+        keys = {name: key for name, key in keys.items() if expected[name].dtype.kind in kinds and (
+            before[key].dtype.kind in kinds) and expected[name].shape == before[key].shape == found[key].shape}
+        wanted = {name: expected[name].astype(np.float64) for name in keys}
+        changed = {name: np.zeros(value.shape, bool) for name, value in wanted.items()}
+        allowed = {name: tolerance * np.max(np.abs(value), initial=0.0, where=np.isfinite(value))
+                   if expected[name].dtype.kind == "f" else 0.0 for name, value in wanted.items()}
+        differing = {name: np.abs(found[keys[name]] - value) > allowed[name] for name, value in wanted.items()
+                     if name in names}
+        if any(np.mean(elements) > rounding.max_share for elements in differing.values()):
             return {}
-        for number, units in enumerate(_MOVED_UNITS, start=1):
-            constants, inputs = ({name: _move_last_bits(value, units, random) for name, value in values}
-                                 for values in (_iterate_float_constants(self._frontend), feeds.items()))
-            moved = ProgramRunner(self._frontend, constants=constants)(inputs, copy_state(plan))
-            for name, elements in changed.items():
-                elements |= np.abs(moved[keys[name]] - found[keys[name]]) > allowed[name]
+        counts = {name: np.zeros(2) for name in keys}
+        for number, units in enumerate(rounding.most, start=1):
+            whole, half = ({name: np.abs(value[keys[name]] - before[keys[name]].astype(np.float64)) for name in keys
+                            if value[keys[name]].shape == changed[name].shape}
+                           for value in (self._run_moved(feeds, plan, number, units, unit)
+                                         for unit in (rounding.unit, rounding.unit / 2)))
+            for name in whole.keys() & half.keys():
+                moving = whole[name] > allowed[name]
+                changed[name] |= moving
+                is_proportional = np.abs(half[name] / whole[name] - 0.5)[moving] < 0.25
+                counts[name] += np.count_nonzero(is_proportional), np.count_nonzero(moving)
             left = {name: elements for name, elements in differing.items() if np.any(elements & ~changed[name])}
             if not left or number == _MOVED_RUNS_IN_VAIN and not all(
                     np.any(elements & changed[name]) for name, elements in left.items()):
                 break
-        changed = {name: elements for name, elements in changed.items() if np.mean(elements) <= _MAX_UNDETERMINED_SHARE}
-        wrong = _find_differing_outputs(expected, self._before, feeds, plan, self._module.tolerance, changed)
-        return {name: elements for name, elements in changed.items() if name not in {each.output for each in wrong}}
+        return {name: elements for name, elements in changed.items() if np.mean(elements) <= rounding.max_share
+                and counts[name][0] <= rounding.max_proportional_share * counts[name][1]}
+
+    def _run_moved(
+        self, feeds: Mapping[str, Array], plan: Plan, seed: int, units: int, unit: float
+    ) -> dict[int | str, Array]:
+        """Run the frontend's program with inputs and constants moved by at most so many units."""
+        random = np.random.default_rng(seed)
+        constants, inputs = ({name: _move_numbers(value, units, unit, random) for name, value in values}
+                             for values in (_iterate_float_constants(self._frontend), feeds.items()))
+        return ProgramRunner(self._frontend, constants=constants)(inputs, copy_state(plan))
 
     def _is_equal_with_smaller_masks(self, names: Iterable[str], feeds: Mapping[str, Array], plan: Plan) -> bool:
         """Return whether the result equals the frontend's program with smaller numbers for constants beyond fp16.
@@ -274,14 +335,17 @@ def _iterate_float_constants(program: Program) -> Iterator[tuple[str, Array]]:
             yield op.outputs[0].name, value
 
 
-def _move_last_bits(value: Array, most: int, random: np.random.Generator) -> Array:
-    """Return `value` with floats that fp16 cannot hold, which are rounded ones, moved by at most so many units."""
+def _move_numbers(value: Array, units: int, unit: float, random: np.random.Generator) -> Array:
+    """Return `value` with floats that fp16 cannot hold, which are rounded ones, moved by at most so many units.
+
+    A unit is a fraction of the number, so that a number that fp16 rounds to 0 stays what it is.
+    """
     if value.dtype.kind != "f":
         return value
     with np.errstate(over="ignore"):
         rounded = (value.astype(np.float16) != value) & (np.abs(value) < MIN_FP16_OVERFLOW)
-    units = random.integers(-most, most + 1, value.shape)
-    return np.where(rounded, value + (units * np.spacing(value)).astype(value.dtype), value)
+    moved = value * (1.0 + unit * random.integers(-units, units + 1, value.shape))
+    return np.where(rounded, moved, value).astype(value.dtype)
 
 
 def _limit_constants(program: Program) -> dict[str, Array]:
