@@ -1072,6 +1072,17 @@ add_case("small concat floats and ints",
 def small_concat_sizes_are_still_followed(x: torch.Tensor) -> torch.Tensor:
     return x.reshape(torch.Size([x.shape[1], x.shape[0]])) * 1
 
+
+
+STACKED_WEIGHTS = torch.randn(2, 2)
+
+
+@case(torch.randn(2), frontends=FRONTENDS)
+def small_concat_elements_of_weights_are_stacked(x: torch.Tensor) -> torch.Tensor:
+    a = STACKED_WEIGHTS @ STACKED_WEIGHTS.T
+    inverse = torch.stack([torch.stack([a[1, 1], -a[0, 1]]), torch.stack([-a[1, 0], a[0, 0]], -1)])
+    return inverse @ x + torch.stack([a[0, 0]]) + torch.stack([a[0, 0], x[1]], dim=0)
+
 # `triu`, `tril`, `roll`.
 TRIANGLES_X = torch.randn(2, 4, 5)
 
