@@ -278,7 +278,7 @@ def _rewrite_package(rewrite: Callable[..., Any], how: dict[str, Any], job: Job,
     item.upgraded = bool(report.upgraded)
     if report.status == "not verified":
         item.error = str(report.verify).partition("\n")[0] if report.faulty_pass is None else (
-            f"ane::{report.faulty_pass.rule} breaks the equivalence check {report.faulty_pass}")
+            f"ane::{report.faulty_pass.rule} {report.faulty_pass.verdict} {report.faulty_pass}")
     elif job.output is not None and how["dry_run"] is False:
         item.bytes = sum_file_sizes(collect_stamps(job.output))
     made: dict[str, Any] = report.to_dict()

@@ -303,8 +303,7 @@ class RewriteReport(Document):
 
     def _list_outcomes(self) -> list[tuple[object, ...]]:
         """List each pass that did something: its name, code, number of matches, exactness, and what became of it."""
-        left_out = {each.rule: f"left out because it breaks the equivalence check "
-                               f"{each}" for each in self.left_out_passes}
+        left_out = {each.rule: f"left out because it {each.verdict} {each}" for each in self.left_out_passes}
         rows: list[tuple[object, ...]] = []
         for trace in self.traces:
             outcome = (f"failed and was rolled back, {trace.failed}" if trace.failed else
@@ -342,10 +341,7 @@ class RewriteReport(Document):
         lines += [f"ane::{trace.rule}  reverted at {format_count(trace.places, 'match', 'matches')}: {trace.reverted}"
                   for trace in self.reverted]
         lines += [f"ane::{each.rule}  failed and was rolled back, {each}" for each in self.failed]
-        lines += [
-            f"ane::{each.rule}  left out because it breaks the equivalence check "
-            f"{each}" for each in self.left_out_passes
-        ]
+        lines += [f"ane::{each.rule}  left out because it {each.verdict} {each}" for each in self.left_out_passes]
         lines += [f"ane::{name}  did not run: it applies to "
                   f"{format_generations(get_all_rewrites()[name].targets.generations)}, and the target is {self.target}"
                   for name in self.outside]
@@ -425,8 +421,8 @@ class RewriteReport(Document):
             return ("nothing written: the rewritten program is not verified equivalent "
                     f"({format_no_verify_option()} writes it anyway)")
         return (
-            f"nothing written: ane::{self.faulty_pass.rule} breaks the equivalence check {self.faulty_pass}. It was "
-            f"requested by name, so it was not left out; remove it from {format_option('passes')}, or write anyway "
+            f"nothing written: ane::{self.faulty_pass.rule} {self.faulty_pass.verdict} {self.faulty_pass}. It "
+            f"was requested by name, so it was not left out; remove it from {format_option('passes')}, or write anyway "
             f"with {format_no_verify_option()}"
         )
 

@@ -107,6 +107,11 @@ class FaultyPass:
         return f"{case.function}, {case.feeds}, {case.precision}: {case.failed[0]}"
 
     @property
+    def verdict(self) -> str:
+        """Whether the check found a difference, or did not reach what the pass changed."""
+        return ("is not covered by" if self.verify.status == "not verified" else "breaks") + " the equivalence check"
+
+    @property
     def where(self) -> str:
         """The first op that differs, if it is known."""
         first = self.verify.first
@@ -208,7 +213,7 @@ def apply_and_verify(plan: RewritePlan, before: OpenedSource) -> Outcome:
             if culprit.asked:
                 found.faulty_pass = faulty
                 return found
-            plan.options.progress(f"ane::{culprit.name} breaks the equivalence check; continuing without it")
+            plan.options.progress(f"ane::{culprit.name} {faulty.verdict}; continuing without it")
             found.rules, found.verify = [rule for rule in found.rules if rule is not culprit], None
             found.left_out.append(faulty)
     except LimitReached as reached:  # while a rule measured values: its effect is unknown

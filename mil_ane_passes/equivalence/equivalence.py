@@ -428,7 +428,10 @@ def _describe_extreme_feeds(report: VerifyReport, plans: Sequence[Plan], promise
 def _explain_unentered(before: Program, after: Program, old: Execution, new: Execution) -> str:
     """Return the reason for "not verified" if no run entered a block in which the programs differ; "" otherwise."""
     unseen = find_unentered_blocks(before, after, old.executed_blocks, new.executed_blocks)
-    return f"no run entered {unseen[0]}, in which the programs differ" if unseen else ""
+    if not unseen:
+        return ""
+    advice = f"; {format_option('feeds')} compares on values that enter it" if " > " in unseen[0] else ""
+    return f"no run entered {unseen[0]}, in which the programs differ{advice}"
 
 
 def _judge_with_adjustments(

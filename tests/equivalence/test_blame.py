@@ -194,6 +194,9 @@ def test_a_pass_that_changes_a_branch_no_run_enters_is_left_out(preset):
     report = ane.rewrite(built)
     assert left_out(report) == ["more_abs"] and report.verify.equal
     assert report.left_out_passes[0].reason.startswith("no run entered ")
+    said = str(report)
+    assert "\nane::more_abs  left out because it is not covered by the equivalence check at 1 place: no run" in said
+    assert "feeds= compares on values that enter it" in said
 
 
 def test_there_is_an_end_to_leaving_out(preset):

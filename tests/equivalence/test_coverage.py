@@ -59,7 +59,8 @@ def verdict(built, seeds=3):
 def test_a_branch_that_no_draw_entered_is_not_proved():
     report = verdict(lambda: conditional(total_above(1e6)))
     assert report.status == "not verified"
-    assert report.reason == ("no run entered main > block 0 of cond 'y', in which the programs differ")
+    assert report.reason == ("no run entered main > block 0 of cond 'y', in which the programs differ; feeds= compares "
+                             "on values that enter it")
 
 
 def test_a_branch_that_a_draw_entered_is_judged():
