@@ -6,13 +6,15 @@ treatment of the border, `align_corners` and the scales are torch's own. An anti
 coremltools treats as a plain one, is such a product where it makes the image smaller. Nearest-exact selects elements:
 one constant gather for each axis. Nearest and linear resizes by a scale that rounds a size (9 to 15 by 1.7) are treated
 alike: torch goes by the scale, where Core ML's ops go by the ratio of the sizes. Where that may matter and the size is
-flexible, the resize is rejected. Nearest and linear resizes of flexible sizes to a fixed size, or of any size to the
+flexible, the neighbors of each element are looked up by indices that integers compute, or the resize is rejected where
+integers cannot (a scale of 0.29). Nearest and linear resizes of flexible sizes to a fixed size, or of any size to the
 size of another value, are lookups by computed indices and `resize`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import coremltools as ct
@@ -52,6 +54,10 @@ _SCALED_KINDS = ("upsample_nearest1d", "upsample_nearest2d", "upsample_linear1d"
 _CORNER_KINDS = ("upsample_linear1d", "upsample_bilinear2d")
 _FIRST_INPUTS = {2: "input output_size ", 3: "input output_size align_corners "}
 "The inputs before the scales, by their number."
+_MAX_DENOMINATOR = 64
+"The largest denominator of a scale by which indices are computed with integers."
+_MAX_EXTENT = 1 << 14
+"The largest size at which a scale is compared with its fraction; products of indices stay below 2**31."
 _BLOCK = 1024
 "Elements of a block, for indices that int32 products would overflow."
 _NEAREST_KINDS = (
@@ -109,6 +115,9 @@ def lower_scaled_resize(context: Any, node: Any) -> None:
     corners = kind in _CORNER_KINDS and bool(to_python(
         bind_arguments(context, node, "input output_size align_corners").align_corners, node, "align_corners"))
     if corners or any(map(is_symbolic, x.shape[axes.start:])) or _is_size_computed(context, node):
+        if (made := None if corners else _resize_by_fractions(context, node, x, axes)) is not None:
+            add_result(context, node, name_result(made, node))
+            return
         if kind not in _CORNER_KINDS:
             _check_flexible_scales(context, node, x, axes)
         try:
@@ -174,6 +183,57 @@ def _is_product_of_other_size(size: Var, extent: Any) -> bool:
     while factor.op is not None and factor.op.op_type == "cast":
         factor = factor.op.x
     return bool(factor.sym_val is None or np.ndim(factor.sym_val) or factor.sym_val != extent)
+
+
+def _resize_by_fractions(context: Any, node: Any, x: Var, axes: range) -> Var | None:
+    """Build a resize whose scale is no integer along a flexible axis; None for others, and those that integers miss.
+
+    torch makes floor(extent * p / q) elements of a scale of p / q, and takes the source of element i from the scale:
+    floor(i * q / p), or ((2i + 1) * q - p) / 2p for a linear resize, whose remainder is the weight of the next element.
+    """
+    linear = node.kind.startswith(_CORNER_KINDS)
+    scales = _read_scales(context, node, axes, 3 if linear else 2)
+    if scales is None or None in scales or not any(
+            is_symbolic(x.shape[axis]) and not scale.is_integer() and (linear or scale != 0.5)
+            for axis, scale in zip(axes, scales, strict=True)):
+        return None
+    fractions = [fraction for fraction in map(_find_exact_fraction, scales) if fraction is not None]
+    if len(fractions) < len(scales):
+        return None
+    if linear and all(fraction == Fraction(1, 2) for fraction in fractions):
+        pooled: Var = mb.avg_pool(x=x, kernel_sizes=[2] * len(axes), strides=[2] * len(axes), pad_type="valid")
+        return pooled
+    for axis, fraction in zip(axes, fractions, strict=True):
+        p, q = fraction.as_integer_ratio()
+        if fraction == 1:
+            continue
+        extent = mb.gather(x=mb.shape(x=x), indices=axis, axis=0)
+        size = mb.floor_div(x=mb.mul(x=extent, y=np.int32(p)), y=np.int32(q))
+        places = mb.range_1d(start=np.int32(0), end=size, step=np.int32(1))
+        if not linear:
+            x = mb.gather(x=x, indices=mb.floor_div(x=mb.mul(x=places, y=np.int32(q)), y=np.int32(p)), axis=axis)
+            continue
+        source = mb.maximum(x=mb.add(x=mb.mul(x=places, y=np.int32(2 * q)), y=np.int32(q - p)), y=np.int32(0))
+        first = mb.floor_div(x=source, y=np.int32(2 * p))
+        second = mb.minimum(x=mb.add(x=first, y=np.int32(1)), y=mb.sub(x=extent, y=np.int32(1)))
+        weight = mb.mul(x=mb.cast(x=mb.mod(x=source, y=np.int32(2 * p)), dtype="fp32"), y=np.float32(0.5 / p))
+        if axis < x.rank - 1:
+            weight = mb.expand_dims(x=weight, axes=list(range(1, x.rank - axis)))
+        x = mb.add(x=mb.mul(x=mb.gather(x=x, indices=first, axis=axis), y=mb.sub(x=np.float32(1), y=weight)),
+                   y=mb.mul(x=mb.gather(x=x, indices=second, axis=axis), y=weight))
+    return x
+
+
+def _find_exact_fraction(scale: float) -> Fraction | None:
+    """Return the fraction with which integers give the sizes and indices that torch's floats give, or None."""
+    fraction = Fraction(scale).limit_denominator(_MAX_DENOMINATOR)
+    if not fraction or not 1 / _MAX_DENOMINATOR <= scale <= _MAX_DENOMINATOR:
+        return None
+    p, q = fraction.as_integer_ratio()
+    places = np.arange(_MAX_EXTENT)
+    is_exact = np.array_equal(np.floor(places * scale), places * p // q) and np.array_equal(
+        np.floor(places.astype(np.float32) * np.float32(1 / scale)), places * q // p)
+    return fraction if is_exact else None
 
 
 def _resize_to_size(context: Any, node: Any, x: Var, axes: range, corners: bool) -> Var | None:
@@ -273,7 +333,8 @@ def _check_flexible_scales(context: Any, node: Any, x: Var, axes: range) -> None
             raise NotConverted.at(
                 node, f"resizes axis {axis} of an image of flexible size to the nearest elements by {scale:g}, where "
                       f"Core ML's op uses the ratio of the sizes and selects other elements than torch",
-                "fix the size, scale by an integer or 0.5, or trace it with recompute_scale_factor=True")
+                "fix the size, scale by an integer or a fraction such as 0.25, or trace it with "
+                "recompute_scale_factor=True")
 
 
 def _read_target_sizes(context: Any, node: Any, x: Var, axes: range, place: int) -> list[tuple[int, float | None]]:

@@ -82,10 +82,10 @@ def test_a_scale_that_rounds_a_length_is_that_of_torch(mode, scale, frontend):
 
 
 @pytest.mark.parametrize("frontend", ["trace", "export"])
-@pytest.mark.parametrize("scale", [1.5, 0.25, (2.0, 1.7), (1.3, 0.5)])
+@pytest.mark.parametrize("scale", [0.29, 1.618034, (2.0, 0.58), (0.57, 0.5)])
 def test_nearest_of_a_flexible_size_by_a_scale_that_may_round_it_is_refused(scale, frontend):
     image = torch.randn(1, 2, 8, 10)
-    axis, by = (3, 1.7) if scale == (2.0, 1.7) else (2, scale[0] if isinstance(scale, tuple) else scale)
+    axis, by = (3, 0.58) if scale == (2.0, 0.58) else (2, scale[0] if isinstance(scale, tuple) else scale)
     with pytest.raises(NotConverted, match=f"resizes axis {axis} of an image of flexible size to the nearest "
                                                f"elements by {by:g}, where Core ML's op uses the ratio"):
         check(lambda x: interpolate(x, scale_factor=scale, mode="nearest"), image, frontend=frontend, flexible=[2, 3],
@@ -100,7 +100,28 @@ def test_nearest_of_a_flexible_size_by_a_whole_scale_or_a_half(scale, frontend):
           lowest=8, at=[[torch.randn(1, 2, 23, 8)]])
 
 
-@pytest.mark.parametrize("scale", [0.25, 1.5])
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+@pytest.mark.parametrize("scale", [0.5, 0.25, 1.5, 1.7, (0.75, 2.0), (0.4, 0.5)])
+@pytest.mark.parametrize("mode", ["nearest", "bilinear"])
+def test_a_flexible_image_is_resized_by_a_fraction(mode, scale, frontend):
+    check(lambda x: interpolate(x, scale_factor=scale, mode=mode), torch.randn(1, 2, 8, 12), frontend=frontend,
+          flexible=[2, 3], lowest=8, atol=1e-5, at=[(torch.randn(1, 2, 23, 9),), (torch.randn(1, 2, 40, 31),)])
+
+
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+@pytest.mark.parametrize("scale", [0.5, 0.125, 2.5])
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+def test_a_flexible_sequence_is_resized_by_a_fraction(mode, scale, frontend):
+    check(lambda x: interpolate(x, scale_factor=scale, mode=mode), torch.randn(2, 3, 20), frontend=frontend,
+          flexible=[2], lowest=16, atol=1e-5, at=[(torch.randn(2, 3, 29),), (torch.randn(2, 3, 60),)])
+
+
+def test_a_fraction_that_rounds_otherwise_is_no_fraction():
+    """100 elements by 0.29 are 28 in torch, as their product is 28.999999999999996."""
+    assert resampling._find_exact_fraction(0.29) is None and resampling._find_exact_fraction(0.6180339887) is None
+
+
+@pytest.mark.parametrize("scale", [0.29, 1.618034])
 def test_nearest_of_a_flexible_length_by_a_scale_that_may_round_it_is_refused(scale):
     with pytest.raises(NotConverted, match=f"resizes axis 2 .* by {scale:g}, where"):
         check(lambda x: interpolate(x, scale_factor=scale, mode="nearest"), torch.randn(1, 2, 12), flexible=[2])
