@@ -225,7 +225,7 @@ def _prepare_folder(target: Path, found: Iterable[Source], request: Request) -> 
     try:
         (target / RECORDS_FOLDER).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"{target}: the output folder cannot be created ({error.strerror})") from error
+        raise InputError(f"{target}: the output folder cannot be created or written to ({error.strerror})") from error
 
 
 def _choose_executor(jobs: int, executor: Executor | None, work: int) -> AbstractContextManager[Executor]:

@@ -119,6 +119,7 @@ def write_mac_script(options: MacScriptOptions) -> MacFolder:
                     "the rewrite is not verified equivalent, so nothing was written; `mil-ane-passes rewrite` reports "
                     f"the reason; try fewer {format_option('passes')}"
                 )
+            made.notes += report.explain_replaced_preset()
             if report.changed:
                 sides["after"] = open_source(report.package)
             else:

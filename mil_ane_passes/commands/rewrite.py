@@ -350,17 +350,23 @@ class RewriteReport(Document):
             lines += ["not rewritten (near misses):", *near[:_MAX_MATCHES_LISTED], *_format_remainder_lines(near)]
         if self.changed:
             lines.append(f"ops: {self.ops_before} -> {self.ops_after}" + self._format_weights())
-        if self.preset == "full" and not {name for name, each in get_all_rewrites().items()
-                                          if each.preset == "full"} <= set(self.passes):
-            both = choose_spelling("--passes full,...", "passes='full,...'")
-            lines.append(f"{format_option('passes')} replaces {choose_spelling('--preset full', 'preset=')}; "
-                         f"{both} runs both")
+        lines += self.explain_replaced_preset()
         lines += [f"{name}: {add_article(kind)}, unchanged" for name, kind in self.left_out.items()]
         if self.verify is not None:
             lines += str(self.verify).split("\n")
         if self.diff:
             lines += self.diff.split("\n")
         return lines
+
+    def explain_replaced_preset(self) -> list[str]:
+        """Return a line if the passes requested by name ran in place of a preset that was requested as well."""
+        from ..passes.registry import get_all_rewrites
+
+        if self.preset != "full" or {name for name, each in get_all_rewrites().items()
+                                     if each.preset == "full"} <= set(self.passes):
+            return []
+        both = choose_spelling("--passes full,...", "passes='full,...'")
+        return [f"{format_option('passes')} replaces {choose_spelling('--preset full', 'preset=')}; {both} runs both"]
 
     def _format_weights(self) -> str:
         if self.weight_bytes_before is None or self.weight_bytes_after is None:

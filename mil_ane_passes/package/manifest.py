@@ -174,7 +174,7 @@ def _check_kind(root: Path) -> None:
         if root.suffix == ".mlmodel":
             raise InputError(
                 f"{root}: a single-file .mlmodel, the format of NeuralNetworks and older models; expected an ML "
-                f"Program: {advise_upgrade(root)}"
+                f"Program: if it is a NeuralNetwork, {advise_upgrade(root)}"
             )
         if root.suffix in _FILE_HINTS:
             raise InputError(f"{root}: {_FILE_HINTS[root.suffix]}")

@@ -468,5 +468,5 @@ def choose_context(structure: EncoderStructure, context: int | None, where: str)
     if not structure.least <= context <= structure.most or context < 2:
         end = str(structure.most) if structure.is_bounded else "any number"
         raise InputError(f"{given}: the inputs {', '.join(structure.lengths)} can be {structure.least} to {end} long; "
-                         "expected a length in between")
+                         f"expected a length from {max(2, structure.least)} to {end}")
     return context

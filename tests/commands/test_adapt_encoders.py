@@ -376,7 +376,8 @@ def test_lengths_at_which_the_source_cannot_run_are_left_out(tmp_path):
     ({"batch": 2}, [], "the token ids or mask 'ids' are (2, ?); expected one sequence, (1, S): no batch"),
     ({"batch": None}, [], "'ids' are (?, ?); expected one sequence"),
     ({"form": "integers in the middle"}, [], "(select) reads the integers 'kind' and floats that do not"),
-    ({}, ["--context", "13"], "--context 13: the inputs ids, mask can be 1 to 12 long; expected a length in between"),
+    ({}, ["--context", "13"], "--context 13: the inputs ids, mask can be 1 to 12 long; expected a length from 2 to "
+     "12"),
     ({"length": CONTEXT}, ["--context", "8"], "all inputs of"),
     ({}, ["--prefill", "4"], "--prefill 4:"),
     ({}, ["--embedding", "npy"], "--embedding npy:"),

@@ -230,6 +230,11 @@ def test_nothing_to_rewrite_makes_no_second_package(fixtures, tmp_path, capsys):
     assert told["packages"] == ["before.mlpackage"] and "changes nothing" in told["notes"][0]
 
 
+def test_passes_in_place_of_a_preset_are_noted(source, tmp_path, capsys):
+    _, told = written(tmp_path, capsys, source, "--preset", "full", "--passes", "stable_softplus")
+    assert told["notes"][0] == "--passes replaces --preset full; --passes full,... runs both"
+
+
 def test_the_text_says_what_to_do(source, tmp_path, capsys):
     assert main(["mac-script", str(tmp_path / "mac"), source, source]) == 0
     text = capsys.readouterr().out
