@@ -40,8 +40,11 @@ FLOAT64_TOLERANCE = 1e-9
 
 float64 rounds by 2**-53 (1e-16), so 1e-9 allows for millions of roundings, but not for the error of a wrong formula.
 """
-_FLOAT64_EPSILON = 2.0**-52
-"The rounding error of float64 next to 1. In log(1 + exp(x)) it may be larger than the output itself."
+_FLOAT64_NOISE = 2.0**-44
+"""The rounding error of a sum of 256 numbers near 1 at float64.
+
+In log(1 + exp(x)), and in a sum whose terms cancel, as those of normalized values do, it may be larger than the output.
+"""
 EVERY_OUTPUT = "every output"
 "Placeholder for an output's name when the program cannot be run."
 _MAX_ERROR_RATIO = 4.0
@@ -393,7 +396,7 @@ class _Judge:
         scale = float(np.max(np.abs(reference[finite]), initial=0.0))
         moved = self.promised.moves * scale
         if truth is None:
-            return np.full(old.shape, max(FLOAT64_TOLERANCE * scale, _FLOAT64_EPSILON) + moved)
+            return np.full(old.shape, max(FLOAT64_TOLERANCE * scale, _FLOAT64_NOISE) + moved)
         known = finite & np.isfinite(old)
         error = float(np.max(np.abs(old.astype(np.float64)[known] - reference[known]), initial=0.0))
         units = 1 + self.promised.ulps

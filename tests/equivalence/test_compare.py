@@ -143,10 +143,17 @@ def test_at_float64_a_share_of_the_largest_is_allowed():
     assert not judge(TRUTH, put(TRUTH, TRUTH[1, 2] + 1.1 * FLOAT64_TOLERANCE * scale)).passed
 
 
-@pytest.mark.parametrize(("new", "passes"), [(1.8e-213, True), (1.1e-16, True), (1e-15, False), (1.0, False)])
+@pytest.mark.parametrize(("new", "passes"), [(1.8e-213, True), (1.1e-16, True), (1e-12, False), (1.0, False)])
 def test_what_is_lost_beside_a_1_is_allowed_where_all_else_overflowed(new, passes):
     promised = Strictness(Exactness.ROUNDING, fixes_nonfinite=True)
     (found,) = compare_outputs({"y": np.array([np.inf, 0.0])}, {"y": np.array([710.0, new])}, promised)
+    assert found.passed is passes
+
+
+@pytest.mark.parametrize(("new", "passes"), [(-3.3e-16, True), (1e-12, False)])
+def test_what_is_left_of_a_sum_that_cancels_is_rounding(new, passes):
+    """The sum of normalized values is 0; its rounding depends on the order."""
+    (found,) = compare_outputs({"y": np.array([-2.1e-15])}, {"y": np.array([new])}, Exactness.ROUNDING)
     assert found.passed is passes
 
 
