@@ -88,6 +88,10 @@ def lower_linear_resize(context: Any, node: Any) -> None:
 
         _TORCH_OPS_REGISTRY.name_to_func_mapping[node.kind](context, node)
         return
+    if kind == "upsample_bicubic2d" and not corners and (
+            made := _resize_by_fractions(context, node, x, axes)) is not None:
+        add_result(context, node, name_result(made, node))
+        return
     for axis, (size, scale) in zip(axes, _read_target_sizes(context, node, x, axes, 3), strict=True):
         x = _multiply_along_axis(x, _make_resize_matrix(kind, x.shape[axis], size, scale, corners), axis)
     add_result(context, node, name_result(x, node))
@@ -186,21 +190,23 @@ def _is_product_of_other_size(size: Var, extent: Any) -> bool:
 
 
 def _resize_by_fractions(context: Any, node: Any, x: Var, axes: range) -> Var | None:
-    """Build a resize whose scale is no integer along a flexible axis; None for others, and those that integers miss.
+    """Build a resize along flexible axes by a scale that Core ML has no op for; None for others.
 
     torch makes floor(extent * p / q) elements of a scale of p / q, and takes the source of element i from the scale:
-    floor(i * q / p), or ((2i + 1) * q - p) / 2p for a linear resize, whose remainder is the weight of the next element.
+    floor(i * q / p), or ((2i + 1) * q - p) / 2p for a linear or bicubic resize, whose remainder selects the weights.
+    The result is None also for a scale of which torch's floats give other sizes or sources.
     """
-    linear = node.kind.startswith(_CORNER_KINDS)
-    scales = _read_scales(context, node, axes, 3 if linear else 2)
+    kind = node.kind.removesuffix(".vec")
+    nearest, cubic = kind.startswith("upsample_nearest"), kind == "upsample_bicubic2d"
+    scales = _read_scales(context, node, axes, 2 if nearest else 3)
     if scales is None or None in scales or not any(
-            is_symbolic(x.shape[axis]) and not scale.is_integer() and (linear or scale != 0.5)
+            is_symbolic(x.shape[axis]) and (cubic or not scale.is_integer() and not (nearest and scale == 0.5))
             for axis, scale in zip(axes, scales, strict=True)):
         return None
     fractions = [fraction for fraction in map(_find_exact_fraction, scales) if fraction is not None]
     if len(fractions) < len(scales):
         return None
-    if linear and all(fraction == Fraction(1, 2) for fraction in fractions):
+    if not nearest and not cubic and all(fraction == Fraction(1, 2) for fraction in fractions):
         pooled: Var = mb.avg_pool(x=x, kernel_sizes=[2] * len(axes), strides=[2] * len(axes), pad_type="valid")
         return pooled
     for axis, fraction in zip(axes, fractions, strict=True):
@@ -210,18 +216,40 @@ def _resize_by_fractions(context: Any, node: Any, x: Var, axes: range) -> Var | 
         extent = mb.gather(x=mb.shape(x=x), indices=axis, axis=0)
         size = mb.floor_div(x=mb.mul(x=extent, y=np.int32(p)), y=np.int32(q))
         places = mb.range_1d(start=np.int32(0), end=size, step=np.int32(1))
-        if not linear:
+        if nearest:
             x = mb.gather(x=x, indices=mb.floor_div(x=mb.mul(x=places, y=np.int32(q)), y=np.int32(p)), axis=axis)
-            continue
-        source = mb.maximum(x=mb.add(x=mb.mul(x=places, y=np.int32(2 * q)), y=np.int32(q - p)), y=np.int32(0))
-        first = mb.floor_div(x=source, y=np.int32(2 * p))
-        second = mb.minimum(x=mb.add(x=first, y=np.int32(1)), y=mb.sub(x=extent, y=np.int32(1)))
-        weight = mb.mul(x=mb.cast(x=mb.mod(x=source, y=np.int32(2 * p)), dtype="fp32"), y=np.float32(0.5 / p))
+        else:
+            x = _interpolate_along_axis(x, axis, places, extent, fraction, cubic)
+    return x
+
+
+def _interpolate_along_axis(x: Var, axis: int, places: Var, extent: Var, fraction: Fraction, cubic: bool) -> Var:
+    """Build the sum of the two or four neighbors of each source, with weights that its remainder selects."""
+    p, q = fraction.as_integer_ratio()
+    t = np.arange(2 * p) / (2 * p)
+    weights = [_weigh_cubic(t + 1, True), _weigh_cubic(t, False), _weigh_cubic(1 - t, False),
+               _weigh_cubic(2 - t, True)] if cubic else [1 - t, t]
+    source = mb.add(x=mb.mul(x=places, y=np.int32(2 * q)), y=np.int32(q + p))  # one element further, so not negative
+    if not cubic:
+        source = mb.maximum(x=source, y=np.int32(2 * p))
+    after, rest = mb.floor_div(x=source, y=np.int32(2 * p)), mb.mod(x=source, y=np.int32(2 * p))
+    last, total = mb.sub(x=extent, y=np.int32(1)), None
+    for number, table in enumerate(weights, start=-2 if cubic else -1):
+        place = mb.minimum(x=mb.maximum(x=mb.add(x=after, y=np.int32(number)), y=np.int32(0)), y=last)
+        weight = mb.gather(x=table.astype(np.float32), indices=rest, axis=0)
         if axis < x.rank - 1:
             weight = mb.expand_dims(x=weight, axes=list(range(1, x.rank - axis)))
-        x = mb.add(x=mb.mul(x=mb.gather(x=x, indices=first, axis=axis), y=mb.sub(x=np.float32(1), y=weight)),
-                   y=mb.mul(x=mb.gather(x=x, indices=second, axis=axis), y=weight))
-    return x
+        part = mb.mul(x=mb.gather(x=x, indices=place, axis=axis), y=weight)
+        total = part if total is None else mb.add(x=total, y=part)
+    return total
+
+
+def _weigh_cubic(distance: Any, outer: bool) -> Any:
+    """Weigh a neighbor by its distance from the source, as torch does: a = -0.75."""
+    a = -0.75
+    if outer:
+        return ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
+    return ((a + 2) * distance - (a + 3)) * distance * distance + 1
 
 
 def _find_exact_fraction(scale: float) -> Fraction | None:
@@ -342,7 +370,7 @@ def _read_target_sizes(context: Any, node: Any, x: Var, axes: range, place: int)
     scales = _read_scales(context, node, axes, place)
     if any(map(is_symbolic, x.shape[axes.start:])):
         raise NotConverted.at(node, "resizes an image of flexible size",
-                              "fix the size, or use mode='bilinear' and a scale_factor")
+                              "fix the size, or use a scale_factor without align_corners, or mode='bilinear'")
     sizes = bind_arguments(context, node, _FIRST_INPUTS[place]).output_size
     if sizes is None:
         if scales is None:

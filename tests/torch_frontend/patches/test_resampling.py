@@ -102,10 +102,17 @@ def test_nearest_of_a_flexible_size_by_a_whole_scale_or_a_half(scale, frontend):
 
 @pytest.mark.parametrize("frontend", ["trace", "export"])
 @pytest.mark.parametrize("scale", [0.5, 0.25, 1.5, 1.7, (0.75, 2.0), (0.4, 0.5)])
-@pytest.mark.parametrize("mode", ["nearest", "bilinear"])
+@pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])
 def test_a_flexible_image_is_resized_by_a_fraction(mode, scale, frontend):
     check(lambda x: interpolate(x, scale_factor=scale, mode=mode), torch.randn(1, 2, 8, 12), frontend=frontend,
           flexible=[2, 3], lowest=8, atol=1e-5, at=[(torch.randn(1, 2, 23, 9),), (torch.randn(1, 2, 40, 31),)])
+
+
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+@pytest.mark.parametrize("scale", [2.0, 3.0, (4.0, 1.0)])
+def test_a_flexible_image_is_enlarged_with_bicubic_weights(scale, frontend):
+    check(lambda x: interpolate(x, scale_factor=scale, mode="bicubic") * 2, torch.randn(1, 2, 8, 12), frontend=frontend,
+          flexible=[2, 3], lowest=2, atol=1e-4, at=[(torch.randn(1, 2, 2, 9),), (torch.randn(1, 2, 40, 31),)])
 
 
 @pytest.mark.parametrize("frontend", ["trace", "export"])
