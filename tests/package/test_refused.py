@@ -195,7 +195,8 @@ def test_broken_packages_are_refused(source, case):
     ("name", "message"),
     [
         ("x.mlmodel",
-         "single-file .mlmodel.*: if it is a NeuralNetwork, convert it first with `mil-ane-passes upgrade .*x.mlmodel -o OUT.mlpackage`"),
+         "single-file .mlmodel.*: if it is a NeuralNetwork, convert it first "
+         "with `mil-ane-passes upgrade .*x.mlmodel -o OUT.mlpackage`"),
         ("x.mlmodelc", "use the .mlpackage"),
         ("x.mil", "use the .mlpackage"),
         ("x.bin", "a file, not a package"),
