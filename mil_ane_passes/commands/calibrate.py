@@ -100,11 +100,12 @@ def calibrate(options: CalibrateOptions) -> CalibrateReport:
     from ..equivalence.user_inputs import UserInputs
     from ..passes.registry import get_all_rules
     from ..passes.targets import parse_target
-    from .sources import open_source
+    from .sources import open_source, select_function
 
     parse_target(options.target)
     inputs = UserInputs.of(options.feeds, options.ranges)
     model = open_source(options.src)
+    model = select_function(model, model.chosen_function)
 
     def make_plans(program: Program) -> Any:
         return inputs.plans(program, model.describe) if inputs else build_plans(program, DEFAULT_SEEDS, model.describe)

@@ -149,7 +149,8 @@ def _execute_package(arguments: argparse.Namespace) -> RunReport:
 def run(options: RunOptions) -> dict[str, Array]:
     """Execute a model on the reference runtime, on any machine; returns the outputs by name.
 
-    All parts of a pipeline are run, one after the other, unless `function` names one (`PART/FUNCTION`). `state`
+    All parts of a pipeline are run, one after the other, unless `function` names one (`PART/FUNCTION`). An MLModel of
+    several functions is run in the one for which it was made (`function_name`). `state`
     contains the states by name and is updated in place; an empty dict receives all of them. `quirks` names published
     faults to imitate. `max_steps` limits the loop steps of one run, `max_seconds` the total time, `max_memory` (bytes,
     or a text such as "8GB") the memory that it may use, in place of the machine's; None means no limit.
@@ -169,12 +170,13 @@ def _open_and_run(options: RunOptions) -> tuple[OpenedSource, dict[str, Array]]:
     options.progress("running")
     with share_budget(options.max_steps, options.max_seconds, options.progress, options.max_memory):
         runtime: Any
-        if options.function is None and model.package is not None and model.package.is_pipeline:
+        function = options.function or model.chosen_function
+        if function is None and model.package is not None and model.package.is_pipeline:
             runtime = PipelineRuntime(model.package, precision=options.precision, quirks=options.quirks)
         else:
             runtime = Runtime(
-                model.program, function=options.function, precision=options.precision, quirks=options.quirks,
-                description=model.describe(options.function or model.program.default_function_name))
+                model.program, function=function, precision=options.precision, quirks=options.quirks,
+                description=model.describe(function or model.program.default_function_name))
         outputs = dict(runtime(options.feeds, options.state))
     model.check_unchanged()
     return model, outputs
@@ -194,14 +196,15 @@ def trace(options: RunOptions) -> TraceReport:
     from .sources import open_source
 
     model = open_source(options.src)
-    if options.function is None and model.is_pipeline:
+    function = options.function or model.chosen_function
+    if function is None and model.is_pipeline:
         raise InputError(f"{model.name} is a pipeline; choose one function to trace: "
                          f"{', '.join(model.program.functions)}")
     options.progress("running")
     with share_budget(options.max_steps, options.max_seconds, options.progress, options.max_memory):
         found = trace_function(
-            model.program, options.feeds, function=options.function, precision=options.precision, state=options.state,
-            quirks=options.quirks, description=model.describe(options.function or model.program.default_function_name))
+            model.program, options.feeds, function=function, precision=options.precision, state=options.state,
+            quirks=options.quirks, description=model.describe(function or model.program.default_function_name))
     model.check_unchanged()
     return TraceReport(model.name, found.function, options.precision, tuple(options.quirks), found.outputs,
                        dict(options.state or {}), model.upgraded, found.rows, found.first)

@@ -24,13 +24,20 @@ __all__ = ["OpenedSource", "copy_source", "open_source", "select_function"]
 class OpenedSource:
     """A source as a program, with its package, if any, and its name.
 
-    `is_at_path`: the package was loaded from the path that the user gave.
+    `is_at_path`: the package was loaded from the path that the user gave. `function`: the function for which an MLModel
+    of several was made; its default one, if the user named none.
     """
 
     program: Program
     package: Package | None
     name: str
     is_at_path: bool = False
+    function: str | None = None
+
+    @property
+    def chosen_function(self) -> str | None:
+        """The function for which an MLModel was made, unless it is the default one."""
+        return None if self.function == self.program.default_function_name else self.function
 
     @property
     def is_pipeline(self) -> bool:
@@ -94,7 +101,10 @@ def open_source(source: Any, precision: str = "fp16") -> OpenedSource:
             copy_scopes(converted, package.program)
         # coremltools removes the package of a converted model at exit: its path is of no use in printed commands
         unsaved = package.upgraded is None and getattr(source, "is_temp_package", False)
-        return _open_package(package, "a model in memory" if unsaved else None)
+        function = getattr(source, "function_name", None)
+        is_one_of_several = len(package.program.functions) > 1 and function in package.program.functions
+        return replace(_open_package(package, "a model in memory" if unsaved else None),
+                       function=function if is_one_of_several else None)
     if is_network(source):
         return _open_package(upgrade_to_package(source, "the model", precision))
     spec = "; save a spec first: ct.models.MLModel(spec, weights_dir=...).save(path)"

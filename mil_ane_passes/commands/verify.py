@@ -328,7 +328,9 @@ def _verify_models(options: VerifyOptions, strictness: Strictness) -> VerifyRepo
 
     if options.tolerance is not None:
         raise InputError("tolerance applies to a torch module or a callable; two models are compared by exactness")
-    old, new = (select_function(each, options.function) for each in open_pair(options.before, options.after))
+    old, new = open_pair(options.before, options.after)
+    function = options.function or _choose_common_function(old, new)
+    old, new = (select_function(each, function) for each in (old, new))
     report = _compare_sources(options, strictness, old, new)
     report.upgraded = (*old.upgraded, *new.upgraded)
     if strictness.accuracy is None and options.exactness == "rounding":
@@ -336,6 +338,17 @@ def _verify_models(options: VerifyOptions, strictness: Strictness) -> VerifyRepo
     for each in (old, new):
         each.check_unchanged()
     return report
+
+
+def _choose_common_function(old: OpenedSource, new: OpenedSource) -> str | None:
+    """Return the function for which the MLModels were made; None if it is the default one, and all are compared.
+
+    Raises InputError for two MLModels that were made for different functions.
+    """
+    if old.function is not None and new.function is not None and old.function != new.function:
+        raise InputError(f"the first MLModel was made for the function '{old.function}', the second for "
+                         f"'{new.function}'; expected the same one, as functions of the same name are compared")
+    return old.chosen_function or new.chosen_function
 
 
 def _list_rounded_constants(report: VerifyReport) -> list[str]:
@@ -480,7 +493,7 @@ def _verify_callable(options: VerifyOptions, accuracy: Any) -> VerifyReport:
                          f"Program; choose the function of a part: "
                          f"{format_option('function')}{next(iter(model.program.functions))}")
     report = compare_with_callable(
-        select_function(model, options.function).program, after if program_first else before,
+        select_function(model, options.function or model.chosen_function).program, after if program_first else before,
         program_first=program_first, tolerance=tolerance, accuracy=accuracy, precision=options.precision,
         describe=model.describe, **_collect_run_settings(options))
     report.upgraded = model.upgraded
