@@ -212,9 +212,26 @@ def _collect_pipeline_settings(
     return found | ({"requested": "+".join(requested)} if guard is not None and requested else {})
 
 
+def _validate_remaining_passes(self: ct.PassPipeline) -> None:
+    """Drop the options of our passes that the user removed, and check the rest as coremltools does.
+
+    coremltools keeps the options of a pass that is removed, and then rejects the pipeline because of them.
+    """
+    options = self.get_all_options()
+    for name in [name for name in options if name.startswith(f"{NAMESPACE}::") and name not in self.passes]:
+        del options[name]
+    ct.PassPipeline.validate(self)
+
+
+_Pipeline = type("_Pipeline", (ct.PassPipeline,), {"validate": _validate_remaining_passes, "__module__": __name__})
+"A pipeline from which passes of ours can be removed."
+
+
 def _copy_without_own_passes(base: ct.PassPipeline | None) -> ct.PassPipeline:
     """Copy `base` without our passes and their options."""
-    result = copy.deepcopy(base) if base is not None else ct.PassPipeline.DEFAULT
+    source = copy.deepcopy(base) if base is not None else ct.PassPipeline.DEFAULT
+    result = _Pipeline(list(source.passes), source.pipeline_name)
+    result.get_all_options().update(source.get_all_options())
     ours = {name for name in result.passes if name.startswith(f"{NAMESPACE}::")}
     result.remove_passes(ours)
     for name in ours:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections import Counter
 
 import coremltools as ct
@@ -32,6 +34,20 @@ def options(pipeline: ct.PassPipeline) -> dict[str, dict[str, object]]:
         for name, given in pipeline.get_all_options().items()
         if name != "ane::guard_end"
     }
+
+
+def test_passes_with_settings_can_be_removed():
+    made = ane.pipeline(preset="full", target="m4")
+    made.remove_passes({LIFT, "ane::hyperbolic"})
+    made.remove_pass(made.passes.index(CONV))
+    again = pickle.loads(pickle.dumps(ane.pipeline(target="m4")))
+    again.passes = [name for name in again.passes if name != "ane::finite_mask"]
+    for each in (made, copy.deepcopy(made), again):
+        program = build_program(lambda x: mb.relu(x=mb.conv(x=x, weight=make_weight(4, 4, 3)), name="y"), x=(1, 4, 16))
+        assert ct.convert(program, pass_pipeline=each, skip_model_load=True, minimum_deployment_target=ct.target.iOS18)
+    made.set_options("common::no_such_pass", {"a": "b"})
+    with pytest.raises(ValueError, match="common::no_such_pass has associated options"):
+        made.validate()
 
 
 def kinds(prog) -> Counter:
