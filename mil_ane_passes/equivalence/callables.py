@@ -91,7 +91,9 @@ class Caller:
         """
         arguments = {name: np.array(feeds[name]) for name in self._inputs}
         try:
-            returned = self._called(arguments) if self._torch is None else self._call_module(arguments, state)
+            if self._torch is not None:
+                return self._call_module(arguments, state)
+            returned = self._called(arguments)
         except InputError:
             raise
         except Exception as error:
@@ -194,7 +196,7 @@ class Caller:
         given, named = self._torch.utils._pytree.tree_unflatten(leaves, self._given._in_spec)
         return self._given(*given, **named)
 
-    def _call_module(self, arguments: Mapping[str, Array], state: dict[str, Array]) -> Any:
+    def _call_module(self, arguments: Mapping[str, Array], state: dict[str, Array]) -> dict[str, Array]:
         torch, buffers = self._torch, self._get_buffers()
         assert torch is not None
         owned = [*self._given.parameters(), *self._given.buffers()]
@@ -206,17 +208,18 @@ class Caller:
                    for name, tensor in tensors.items()}
         saved = {name: buffer.clone() for name, buffer in self._given.named_buffers()}
 
-        def call(context: AbstractContextManager[Any]) -> Any:
-            with torch.no_grad(), context:
+        def call(context: AbstractContextManager[Any]) -> dict[str, Array]:
+            with torch.no_grad():
                 try:
-                    for name in state:
-                        buffers[name].copy_(torch.from_numpy(state[name]).reshape(buffers[name].shape))
-                    returned = self._called(tensors)
+                    with context:
+                        for name in state:
+                            buffers[name].copy_(torch.from_numpy(state[name]).reshape(buffers[name].shape))
+                        returned = self._called(tensors)
                     state.update({name: _to_array(buffers[name]).reshape(state[name].shape) for name in state})
+                    return self._name_results(returned)  # copies: an exported module may return a buffer itself
                 finally:
                     for name, buffer in self._given.named_buffers():
                         buffer.copy_(saved[name])
-            return returned
 
         if self._chooses_among_equals():
             with suppress(RuntimeError):  # torch's dispatch modes reject some traces, such as those with `int(tensor)`
@@ -281,7 +284,7 @@ def _make_stable_choices(torch: Any) -> Any:
         options = dict(zip(("self", "k", "dim", "largest", "sorted"), given)) | (named or {})
         dim = options.get("dim", -1)
         found = torch.sort(options["self"], stable=True, dim=dim, descending=options.get("largest", True))
-        return tuple(each.narrow(dim, 0, options["k"]) if each.dim() else each for each in found)
+        return tuple(each.narrow(dim, 0, options["k"]).contiguous() if each.dim() else each for each in found)
 
     return type("StableChoices", (torch.utils._python_dispatch.TorchDispatchMode,), {"__torch_dispatch__": dispatch})()
 
