@@ -117,6 +117,8 @@ def _convert_with_frontend(model: Any, asked: Mapping[str, Any], target: Any) ->
     from coremltools.converters.mil.mil.passes.pass_pipeline import PassPipelineManager
 
     inputs = asked["inputs"]
+    if isinstance(inputs, list | tuple):
+        inputs = [_replace_fp16_image(each) for each in inputs]
     # With a record of its own: results of the first conversion are not yet there in this one.
     with locate_failures():
         program = load(model, inputs=inputs if inputs is None or isinstance(inputs, list | tuple) else [inputs],
@@ -124,6 +126,14 @@ def _convert_with_frontend(model: Any, asked: Mapping[str, Any], target: Any) ->
                        specification_version=(ct.target.iOS15 if target is None else target).value)
     PassPipelineManager.apply_pipeline(program, ct.PassPipeline.get_pipeline("frontend_pytorch"))
     return program
+
+
+def _replace_fp16_image(given: Any) -> Any:
+    """Return a tensor of fp32 in place of an image of fp16: the scale and the bias are applied before the frontend's
+    program, which would round what they make of it."""
+    if isinstance(given, ct.ImageType) and given.color_layout == ct.colorlayout.GRAYSCALE_FLOAT16:
+        return ct.TensorType(name=given.name, shape=given.shape, dtype=np.float32)
+    return given
 
 
 class _ConversionCheck:

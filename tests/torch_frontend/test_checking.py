@@ -638,6 +638,53 @@ def test_rounding_does_not_excuse_most_of_an_output(lowered):
                 compute_precision=ct.precision.FLOAT32)
 
 
+class PeaksOfPeaks(torch.nn.Module):
+    """A top-k of a top-k, whose indices are viewed as rows."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        values, places = torch.topk(torch.sigmoid(x), 10)
+        best, rows = torch.topk(values.view(1, -1), 5)
+        return best, places.view(1, -1).gather(1, rows)
+
+
+@pytest.mark.parametrize("frontend", ["trace", "script", "export"])
+def test_indices_of_topk_may_be_viewed(frontend: str) -> None:
+    checked(PeaksOfPeaks().eval(), torch.randn(1, 2, 40), frontend=frontend)
+
+
+class Accumulates(torch.nn.Module):
+    """Returns what it writes into its state; an exported program returns the buffer itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("h", torch.zeros(1, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.h * 0.5 + x
+        self.h.copy_(h)
+        return h
+
+
+def test_a_state_that_is_returned_is_compared() -> None:
+    module, x = Accumulates().eval(), torch.randn(1, 4)
+    model = checked(module, x, frontend="export", minimum_deployment_target=ct.target.iOS18)
+    state: dict[str, Any] = {}
+    for number in (1.0, 1.5, 1.75):
+        (found,) = ane.run(model, {"x": x.numpy()}, state=state).values()
+        np.testing.assert_allclose(found, x.numpy() * number, rtol=1e-2, atol=1e-3)
+    exported = captured(module, (x,), "export")
+    assert ane.verify(exported, model).equal and not ane.verify(captured(
+        torch.nn.Sequential(module, torch.nn.Tanh()).eval(), (x,), "export"), model).equal
+
+
+@pytest.mark.parametrize("precision", [ct.precision.FLOAT16, ct.precision.FLOAT32])
+def test_images_of_fp16_are_scaled(precision: Any) -> None:
+    image = ct.ImageType(name="image", shape=(1, 1, 8, 8), scale=1 / 255, bias=-0.3,
+                         color_layout=ct.colorlayout.GRAYSCALE_FLOAT16)
+    checked(lambda x: torch.nn.functional.avg_pool2d(x, 2) * 2, torch.randn(1, 1, 8, 8), inputs=[image],
+            compute_precision=precision)
+
+
 class Scores(torch.nn.Module):
     """Scores of 21 classes for each pixel, and what is made of them."""
 
