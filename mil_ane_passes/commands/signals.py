@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
+from typing import Any, NoReturn
 
 from ..passes.coremltools_setup import is_importing
 
@@ -38,7 +40,7 @@ def handle_stop_signals() -> Iterator[None]:
     """Handle stop signals in a process of our own: they raise Stopped, so that everything is closed on the way out.
 
     During an import, the process removes what is being staged and ends at once instead, because an import may swallow
-    the exception. A second signal does the same. Once the run is over, a signal ends the process without a message.
+    the exception. A second signal does the same, and a signal during a finalizer, whose exceptions Python ignores. Once the run is over, a signal ends the process without a message.
     Signals that are ignored stay ignored (nohup).
     """
     global _stopping
@@ -46,9 +48,12 @@ def handle_stop_signals() -> Iterator[None]:
     for number in _SIGNALS:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, _raise_stopped)
+    report_ignored = sys.unraisablehook
+    sys.unraisablehook = partial(_end_if_stopped, report_ignored)
     try:
         yield
     finally:
+        sys.unraisablehook = report_ignored
         for number in _SIGNALS:
             if signal.getsignal(number) == _raise_stopped:
                 signal.signal(number, signal.SIG_DFL)
@@ -58,9 +63,21 @@ def _raise_stopped(number: int, frame: FrameType | None) -> None:
     global _stopping
     stopped, again, _stopping = Stopped(number), _stopping, True
     if again or is_importing(frame):
-        # Not imported here: that may be the very import the signal came in, and then nothing is being staged yet.
-        abandon = getattr(sys.modules.get("mil_ane_passes.package.staging"), "close_all_stagings", None)
-        if abandon is not None:
-            abandon()
-        os._exit(report_stopped(stopped))
+        _end_at_once(stopped)
     raise stopped
+
+
+def _end_if_stopped(report_ignored: Callable[[Any], Any], ignored: Any) -> None:
+    """End the process if Python ignores a stop signal, which was raised in a finalizer; else report what is ignored."""
+    if isinstance(ignored.exc_value, Stopped):
+        _end_at_once(ignored.exc_value)
+    report_ignored(ignored)
+
+
+def _end_at_once(stopped: Stopped) -> NoReturn:
+    """Remove what is being staged, and end the process with a message."""
+    # Not imported here: that may be the very import the signal came in, and then nothing is being staged yet.
+    abandon = getattr(sys.modules.get("mil_ane_passes.package.staging"), "close_all_stagings", None)
+    if abandon is not None:
+        abandon()
+    os._exit(report_stopped(stopped))

@@ -81,6 +81,32 @@ def test_a_signal_that_is_ignored_stays_ignored(source, tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["in.mlpackage", "out.mlpackage"]
 
 
+IN_A_FINALIZER = """
+import os, signal, sys, weakref
+from pathlib import Path
+from mil_ane_passes.commands.signals import handle_stop_signals
+from mil_ane_passes.package.staging import Staging
+
+class Value:
+    pass
+
+with handle_stop_signals(), Staging(Path(sys.argv[1])):
+    assert list(Path(sys.argv[1]).parent.iterdir())
+    value = Value()
+    seen = weakref.ref(value, lambda _: os.kill(os.getpid(), signal.SIGTERM))
+    del value
+    print("still running")
+"""
+
+
+def test_a_signal_in_a_finalizer_ends_the_run(tmp_path):
+    found = subprocess.run([sys.executable, "-c", IN_A_FINALIZER, str(tmp_path / "out.mlpackage")], cwd=ROOT,
+                           capture_output=True, text=True, preexec_fn=hears_signals)
+    assert (found.returncode, found.stdout) == (128 + signal.SIGTERM, "")
+    assert found.stderr.splitlines()[-1] == "mil-ane-passes: stopped by SIGTERM; no partial output was written"
+    assert "Traceback" not in found.stderr and not list(tmp_path.iterdir())
+
+
 def test_a_report_that_cannot_be_printed_is_an_error_in_one_line():
     with open("/dev/full", "w") as full:
         done = subprocess.run([sys.executable, "-m", "mil_ane_passes", "passes", "--format", "json"], cwd=ROOT,
