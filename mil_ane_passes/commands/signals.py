@@ -40,8 +40,8 @@ def handle_stop_signals() -> Iterator[None]:
     """Handle stop signals in a process of our own: they raise Stopped, so that everything is closed on the way out.
 
     During an import, the process removes what is being staged and ends at once instead, because an import may swallow
-    the exception. A second signal does the same, and a signal during a finalizer, whose exceptions Python ignores. Once the run is over, a signal ends the process without a message.
-    Signals that are ignored stay ignored (nohup).
+    the exception. A second signal does the same, and a signal during a finalizer, whose exceptions Python ignores. Once
+    the run is over, a signal ends the process without a message. Signals that are ignored stay ignored (nohup).
     """
     global _stopping
     _stopping = False
