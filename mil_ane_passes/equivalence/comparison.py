@@ -133,6 +133,9 @@ class Accuracy:
     cosine: float | None = None
 
     def __post_init__(self) -> None:
+        for name, limit in self.limits().items():
+            if isinstance(limit, np.generic):  # so that the JSON of a report can be written
+                object.__setattr__(self, name, limit.item())
         for name in ("atol", "rtol"):
             limit = getattr(self, name)
             if limit is not None and not 0 <= limit < math.inf:

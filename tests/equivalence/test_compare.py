@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from mil_ane_passes.equivalence.comparison import (
     FLOAT64_TOLERANCE,
+    Accuracy,
     OutputDifference,
     Strictness,
     compare_outputs,
@@ -282,3 +283,8 @@ def test_a_difference_is_json(old, new):
     """Plain JSON has no NaN and no Infinity; readers of other languages stop at them."""
     text = json.dumps(judge(np.array(old), np.array(new)).to_dict())
     json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} in {text}"))
+
+
+def test_limits_may_be_numbers_of_numpy():
+    limits = Accuracy(atol=np.float32(0.5), snr=np.int64(3)).limits()
+    assert json.loads(json.dumps(limits)) == {"atol": 0.5, "rtol": None, "snr": 3, "cosine": None}
