@@ -2,14 +2,18 @@
 
 Core ML has no op for determinants, inverses, factorizations or Bessel functions. Models apply them to weights, such as
 the determinant of an invertible convolution (Glow) or the exponential of a skew matrix (orthogonal parametrizations).
+Equations whose matrix is constant, such as those of a normal distribution with a covariance, are products by its
+inverse.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from itertools import filterfalse
 from typing import Any
 
 import numpy as np
+from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var
 
 from ..contract import Patch
@@ -36,12 +40,19 @@ _KINDS = (
 )
 
 
+_SOLVED_KINDS = {"linalg_solve_triangular": 0, "linalg_solve": 0, "cholesky_solve": 1}
+"Kinds that solve equations, with the place of the matrix among the arguments."
+
+
 @PATCH.op(*filterfalse(is_lowered_by_coremltools, _KINDS))
 def compute_by_torch(context: Any, node: Any) -> None:
     """Compute an op of constants, at fp32. Raises NotConverted where the model computes an operand."""
     import torch
 
     op, arguments, keywords = resolve_torch_call(context, node)
+    if (made := _solve_by_inverse(node, op, arguments, keywords)) is not None:
+        add_result(context, node, name_result(made, node))
+        return
     if not all(map(is_constant, (*arguments, *keywords.values()))):
         raise NotConverted.at(node, "is implemented for constants only, and the model computes its operands",
                               "compute it outside of the model, or write it with ops that Core ML has")
@@ -54,6 +65,36 @@ def compute_by_torch(context: Any, node: Any) -> None:
         add_results(context, node, [to_tensor(each.numpy()) for each in results])
     else:
         add_result(context, node, name_result(to_tensor(results.numpy()), node))
+
+
+def _solve_by_inverse(node: Any, op: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Var | None:
+    """Build the solution of equations with a constant matrix and computed right sides; None for other ops.
+
+    torch solves them with the unit matrix at fp64, which gives the inverse, or its transpose's from the other side.
+    """
+    import torch
+
+    if node.kind not in _SOLVED_KINDS:
+        return None
+    place = _SOLVED_KINDS[node.kind]
+    matrix, sides = arguments[place], arguments[1 - place]
+    if is_constant(sides) or not is_constant(matrix) or matrix.rank != sides.rank:
+        return None
+    values = _to_torch(matrix).double()
+    unit = torch.eye(values.shape[-1], dtype=torch.float64).expand(values.shape)
+    options = [_to_torch(each) for each in arguments[2:]]
+    named = {name: _to_torch(value) for name, value in keywords.items()}
+    pair = [unit, unit]
+    pair[place] = values
+    try:
+        inverse = op(*pair, *options, **named).numpy().astype(np.float32)
+    except RuntimeError as error:
+        raise NotConverted.at(node, f"torch cannot invert its matrix ({str(error).splitlines()[0]})") from error
+    if not np.all(np.isfinite(inverse)):
+        raise NotConverted.at(node, "has a constant matrix without an inverse")
+    from_left = bool(named.get("left", options[0] if node.kind == "linalg_solve" and options else True))
+    inverse = to_tensor(inverse)
+    return mb.matmul(x=inverse, y=sides) if from_left else mb.matmul(x=sides, y=inverse)
 
 
 def _to_torch(value: Any) -> Any:

@@ -47,6 +47,38 @@ def test_orthogonal_parametrizations(map_name: str, frontend: str) -> None:
     check(layer.eval(), X, frontend=frontend)
 
 
+LOWER = torch.linalg.cholesky(MATRIX @ MATRIX.T)
+
+
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+@pytest.mark.parametrize("function", [
+    lambda x: torch.linalg.solve_triangular(LOWER, x.T, upper=False),
+    lambda x: torch.linalg.solve_triangular(LOWER.T, x, upper=True, left=False),
+    lambda x: torch.linalg.solve_triangular(LOWER[None], x.T[None], upper=False, unitriangular=True),
+    lambda x: torch.linalg.solve(MATRIX, x.T), lambda x: torch.linalg.solve(MATRIX, x, left=False),
+    lambda x: torch.cholesky_solve(x.T, LOWER),
+], ids=["lower", "upper from the right", "batch", "solve", "from the right", "cholesky"])
+def test_equations_with_a_constant_matrix(function: Callable[[torch.Tensor], torch.Tensor], frontend: str) -> None:
+    check(function, X, frontend=frontend, atol=1e-5)
+
+
+def test_the_density_of_a_normal_distribution() -> None:
+    normal = torch.distributions.MultivariateNormal(torch.arange(3.0), covariance_matrix=MATRIX @ MATRIX.T)
+    check(lambda x: normal.log_prob(x), X, atol=1e-5)
+
+
+@pytest.mark.parametrize(("function", "frontend", "reason"), [
+    (lambda x: torch.linalg.solve(x.T @ x + torch.eye(3), x.T), "trace", "is implemented for constants only"),
+    (lambda x: torch.linalg.solve(MATRIX - MATRIX, x.T), "export", "torch cannot invert its matrix .*singular"),
+    (lambda x: torch.linalg.solve_triangular(LOWER - LOWER, x.T, upper=False), "trace", "matrix without an inverse"),
+], ids=["computed", "singular", "zeros"])
+def test_other_equations_are_refused(
+    function: Callable[[torch.Tensor], torch.Tensor], frontend: str, reason: str
+) -> None:
+    with pytest.raises(NotConverted, match=reason):
+        convert(function, [X], frontend)
+
+
 def test_functions_of_what_the_model_computes_are_refused() -> None:
     with pytest.raises(NotConverted, match="is implemented for constants only, and the model computes its operands"):
         convert(lambda x: torch.logdet(x.T @ x + torch.eye(3)), [X])
