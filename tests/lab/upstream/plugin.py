@@ -7,6 +7,7 @@ It makes the tests believe that prediction is available and routes `MLModel.pred
 from __future__ import annotations
 
 import gc
+import re
 import zlib
 from collections.abc import Iterator
 from typing import Any
@@ -22,6 +23,7 @@ from tests.lab.cases import append_case, draw_anew, limit_time
 
 #: the macOS that runs every opset up to iOS18
 MACOS_VERSION = (15, 5)
+_SYMBOL = re.compile(r'symbol="is\d+"')
 
 coremltools._deps._IS_MACOS = True
 coremltools.models.utils._macos_version = lambda: MACOS_VERSION
@@ -64,12 +66,12 @@ def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
     index, count = map(int, config.getoption("--shard").split("/"))
     seen: dict[str, int] = {}
     kept, dropped = [], []
-    for item in sorted(items, key=lambda each: zlib.crc32(each.nodeid.encode())):
+    for item in sorted(items, key=_hash_case):
         function = item.nodeid.split("[")[0]
         if not _is_neural_network(item):
             seen[function] = seen.get(function, -1) + 1
         wanted = not _is_neural_network(item) and seen[function] % config.getoption("--one-in") == 0
-        mine = zlib.crc32(item.nodeid.encode()) // 7 % count == index
+        mine = _hash_case(item) // 7 % count == index
         (kept if wanted and mine else dropped).append(item)
     # In the order of the files: parametrized fixtures and caches expect it.
     chosen = {id(item) for item in kept}
@@ -81,6 +83,11 @@ def pytest_collection_finish() -> None:
     """`ct.convert` collects garbage each time, and would walk over all the collected cases: half a second a case."""
     gc.collect()
     gc.freeze()
+
+
+def _hash_case(item: Any) -> int:
+    """Return a hash of a case that is equal in each run: ids have symbols, whose numbers depend on what ran before."""
+    return zlib.crc32(_SYMBOL.sub("", item.nodeid).encode())
 
 
 def _is_neural_network(item: Any) -> bool:
