@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from .emitter import read_constant
+from .emitter import get_schema, read_constant
 from .in_place_ops import find_written_arguments
 
-__all__ = ["fold_lists"]
+__all__ = ["CHANGING_OPS", "fold_lists"]
+
+CHANGING_OPS = frozenset(f"aten::{name}" for name in (
+    "append", "extend", "add_", "insert", "_set_item", "pop", "Delete", "reverse", "clear"))
+"Ops that change a list in place, if it is their first operand."
 
 
 def fold_lists(graph: Any) -> None:
     """Replace expressions of known lists and literals by their values.
 
-    That is: `a + b`, `[n] * k`, `len(a)`, `a[i]`, `n in a`, `all(a)`, `any(a)`, `min(a)`, `max(a)` of known lists,
-    `d["key"]` of dict literals, `x is x`, lists and dicts that grow, the parts of a tuple that the graph has made, and
-    those of `unbind`, `split` and `chunk` along an axis of known size.
+    That is: `a + b`, `[n] * k`, `a[i:j]`, `len(a)`, `a[i]`, `n in a`, `all(a)`, `any(a)`, `min(a)`, `max(a)` of known
+    lists, `d["key"]` of dict literals, `x is x`, lists that change and dicts that grow, the parts of a tuple that the
+    graph has made, and those of `unbind`, `split` and `chunk` along an axis of known size.
     """
     for kind in ("aten::unbind", "aten::chunk", "aten::split", "aten::split_with_sizes"):
         for node in graph.findAllNodes(kind, True):
@@ -30,7 +34,7 @@ def fold_lists(graph: Any) -> None:
         if built.kind() == "prim::TupleConstruct" and isinstance(place, int):
             node.output().replaceAllUsesWith(list(built.inputs())[place])
     for node in graph.findAllNodes("prim::ListConstruct", True):
-        _merge_appends(graph, node)
+        _follow_changes(graph, node)
     for node in graph.findAllNodes("prim::DictConstruct", True):
         _merge_items(graph, node)
     for kind, fold in (
@@ -43,6 +47,9 @@ def fold_lists(graph: Any) -> None:
         ("prim::max", _fold_extreme),
         ("aten::add", _fold_list),
         ("aten::mul", _fold_list),
+        ("aten::slice", _fold_list),
+        ("aten::list", _fold_list),
+        ("aten::copy", _fold_list),
         ("aten::__is__", _fold_identity),
         ("aten::__isnot__", _fold_identity),
     ):
@@ -91,46 +98,121 @@ def _find_bounds(kind: str, size: int, how: Any) -> list[tuple[int, int]] | None
     return [(sum(how[:place]), sum(how[:place + 1])) for place in range(len(how))]
 
 
-def _merge_appends(graph: Any, node: Any) -> None:
-    """Merge a list and the elements appended to it into one literal.
+def _follow_changes(graph: Any, node: Any) -> None:
+    """Give each reader of a list that changes a literal of the elements that the list has there.
 
-    Only appends in the same block, before anything else reads the list, can be merged.
+    That goes up to the first change that is not known or is in a nested block, and to where the list gets a second
+    name, as in another list or a branch's result. What follows reads, and may change, a literal of the elements there.
     """
-    users = [use.user for use in node.output().uses()]
-    appends = sorted((user for user in users if _get_appended(user, node.output()) is not None), key=_NodeOrder)
-    others = [user for user in users if _get_appended(user, node.output()) is None]
-    if not appends or any(append.owningBlock() != node.owningBlock() for append in appends):
+    held, block = node.output(), node.owningBlock()
+    if not any(map(_is_change, held.uses())):
         return
-    if any(find_written_arguments(other) or not other.isAfter(appends[-1]) for other in others):
-        return
-    added = [value for each in appends for value in _get_appended(each, node.output()) or ()]
-    with graph.insert_point_guard(appends[-1]):
-        values = [graph.insertConstant(each) if isinstance(each, bool | int | float | str) else each for each in added]
-    built = graph.create("prim::ListConstruct", [*node.inputs(), *values], 1)
-    built.insertAfter(appends[-1])
-    built.copyMetadata(node)
-    built.output().setType(node.output().type())
-    for append in appends:
-        for output in append.outputs():
-            output.replaceAllUsesWith(built.output())
-        append.destroy()
-    node.output().replaceAllUsesWith(built.output())
+    _use_changed_list(held)
+    users: dict[Any, list[Any]] = {}
+    for use in held.uses():
+        users.setdefault(_find_node_in_block(use.user, block), []).append(use)
+    elements, before, present = list(node.inputs()), node, None
+    changes: list[Any] = []
+    is_followed = True
+    for user in sorted(users, key=_NodeOrder):
+        changed = _change_elements(graph, user, held, elements)
+        if changed is not None:
+            elements, before, present = changed, user, None
+            changes.append(user)
+            continue
+        is_followed = not any(_is_change(use) or _gives_second_name(use) for use in users[user])
+        if not is_followed and not changes:
+            return
+        present = _insert_list(graph, before, elements, held.type()) if present is None else present
+        if not is_followed:
+            break
+        for use in users[user]:
+            use.user.replaceInput(use.offset, present)
+    for change in changes:
+        change.destroy()
+    if present is not None:
+        held.replaceAllUsesWith(present)
     node.destroy()
 
 
-def _get_appended(node: Any, held: Any) -> list[Any] | None:
-    """Return what a node adds to the end of a list `held`, as `append`, `extend` and `+=` do; None if it does not."""
-    inputs = list(node.inputs())
-    if node.kind() not in ("aten::append", "aten::add_", "aten::extend") or inputs[0].unique() != held.unique() or (
-            inputs[1].unique() == held.unique()):
+def _use_changed_list(held: Any) -> None:
+    """Make the readers of the results of `append` and `+=`, which are the list itself, read the list."""
+    waiting = list(held.uses())
+    while waiting:
+        use = waiting.pop()
+        if use.offset == 0 and use.user.kind() in ("aten::append", "aten::add_", "aten::_set_item"):
+            for output in use.user.outputs():
+                waiting.extend(output.uses())
+                output.replaceAllUsesWith(held)
+
+
+def _find_node_in_block(node: Any, block: Any) -> Any:
+    """Return the node of a block that is `node`, or contains it."""
+    while node.owningBlock() != block:
+        node = node.owningBlock().owningNode()
+    return node
+
+
+def _is_change(use: Any) -> bool:
+    return use.offset in find_written_arguments(use.user)
+
+
+def _gives_second_name(use: Any) -> bool:
+    """Return whether a node, such as `append` to another list or a block's result, holds the list that it reads."""
+    if use.user.kind() in ("aten::__getitem__", "aten::copy", "prim::ListUnpack"):
+        return False
+    schema = get_schema(use.user)
+    arguments = [] if schema is None else schema.arguments
+    return use.offset >= len(arguments) or arguments[use.offset].alias_info is not None
+
+
+def _change_elements(graph: Any, node: Any, held: Any, elements: list[Any]) -> list[Any] | None:
+    """Return the elements of a list `held` after a node that changes it; None if it does not, or to unknown ones.
+
+    Readers of an element that `pop` removes read that element.
+    """
+    kind, inputs = node.kind(), list(node.inputs())
+    if kind not in CHANGING_OPS or [value.unique() == held.unique() for value in inputs] != [
+            place == 0 for place in range(len(inputs))]:
         return None
-    if node.kind() == "aten::append":
-        return inputs[1:]
-    other = inputs[1]  # it is an argument of an op that writes, but to the other one
-    if other.node().kind() == "prim::ListConstruct" and len(other.uses()) == 1:
-        return list(other.node().inputs())
-    known = other.toIValue() if other.node().kind() == "prim::Constant" else None
-    return known if isinstance(known, list) else None
+    changed = list(elements)
+    if kind in ("aten::add_", "aten::extend"):
+        added = _get_elements(graph, inputs[1])
+        return None if added is None else changed + added
+    if kind == "aten::append":
+        changed.append(inputs[1])
+    elif kind == "aten::reverse":
+        changed.reverse()
+    elif kind == "aten::clear":
+        changed.clear()
+    else:
+        place = read_constant(inputs[1])
+        if not isinstance(place, int) or kind != "aten::insert" and not -len(changed) <= place < len(changed):
+            return None
+        if kind == "aten::insert":
+            changed.insert(place, inputs[2])
+        elif kind == "aten::_set_item":
+            changed[place] = inputs[2]
+        else:
+            removed = changed.pop(place)
+            for output in node.outputs():
+                output.replaceAllUsesWith(_to_value(graph, node, removed))
+    return changed
+
+
+def _insert_list(graph: Any, before: Any, elements: list[Any], kind: Any) -> Any:
+    """Insert a literal of elements, each a graph value or a Python number, after a node, and return its value."""
+    built = graph.create("prim::ListConstruct", [], 1)
+    built.insertAfter(before)
+    built.copyMetadata(before)
+    for each in elements:
+        built.addInput(_to_value(graph, built, each))
+    built.output().setType(kind)
+    return built.output()
+
+
+def _to_value(graph: Any, node: Any, element: Any) -> Any:
+    return _insert_constant(graph, node, element) if isinstance(element, bool | int | float | str) else element
 
 
 def _merge_items(graph: Any, node: Any) -> None:
@@ -183,61 +265,56 @@ class _NodeOrder:
         return bool(self.node.isBefore(other.node))
 
 
-def _get_elements(value: Any) -> list[Any] | None:
+def _get_elements(graph: Any, value: Any) -> list[Any] | None:
     """Return the elements of a list, each a graph value or a Python number; None where they are not known."""
-    node, kind = value.node(), value.node().kind()
-    inputs = list(node.inputs())
-    if value.type().kind() != "ListType" or any(find_written_arguments(use.user) for use in value.uses()):
+    may_change = any(map(_is_change, value.uses())) or _may_change_by_name(graph, value)
+    return None if may_change else _find_made_elements(graph, value.node())
+
+
+def _find_made_elements(graph: Any, node: Any) -> list[Any] | None:
+    """Return the elements of the list that a node makes, before any change; None where they are not known."""
+    kind, inputs = node.kind(), list(node.inputs())
+    if node.outputsSize() != 1 or node.output().type().kind() != "ListType":
         return None
     if kind == "prim::ListConstruct":
         return inputs
     if kind == "prim::Constant":
-        known = value.toIValue()
+        known = node.output().toIValue()
         return known if isinstance(known, list) else None
     if kind == "aten::size" and len(inputs) == 1:
         sizes: list[Any] | None = inputs[0].type().sizes()
         return sizes
-    if kind == "aten::list":
-        return _get_elements(inputs[0])
-    if kind in ("aten::add", "aten::mul"):
-        return _compute_elements(node)
+    if kind in ("aten::list", "aten::copy"):
+        return _get_elements(graph, inputs[0])
+    if kind == "aten::mul":
+        repeated, count = _get_elements(graph, inputs[0]), read_constant(inputs[1])
+        return repeated * count if repeated is not None and isinstance(count, int) else None
+    if kind == "aten::add":
+        first, second = (_get_elements(graph, each) for each in inputs)
+        return None if first is None or second is None else first + second
     if kind == "aten::slice":
-        held, bounds = _get_elements(inputs[0]), [read_constant(bound) for bound in inputs[1:]]
+        held, bounds = _get_elements(graph, inputs[0]), [read_constant(bound) for bound in inputs[1:]]
         fixed = all(bound.node().kind() == "prim::Constant" for bound in inputs[1:])
         return held[slice(*bounds)] if held is not None and fixed else None
     return None
 
 
-def _compute_elements(node: Any) -> list[Any] | None:
-    """Return the elements of the sum of two lists, or of a repeated list; None where they are not known."""
-    inputs = list(node.inputs())
-    first = _get_elements(inputs[0])
-    if node.kind() == "aten::mul":
-        count = read_constant(inputs[1])
-        return first * count if first is not None and isinstance(count, int) else None
-    second = _get_elements(inputs[1])
-    return None if first is None or second is None else first + second
+def _may_change_by_name(graph: Any, value: Any) -> bool:
+    """Return whether a list has a second name and a list of its kind is changed that is not a literal of the graph."""
+    return any(map(_gives_second_name, value.uses())) and any(
+        changed.node().kind() != "prim::ListConstruct" and str(changed.type()) == str(value.type())
+        for kind in CHANGING_OPS for node in graph.findAllNodes(kind, True) for changed in [next(node.inputs())])
 
 
 def _fold_list(graph: Any, node: Any) -> Any:
-    """Fold the sum of two known lists of integers, or a repeated one: coremltools adds and multiplies the numbers."""
-    kind = node.output().type()
-    elements = _compute_elements(node) if kind.kind() == "ListType" and (
-        kind.getElementType().kind() == "IntType") else None
-    if elements is None or None in elements:
-        return None
-    with graph.insert_point_guard(node):
-        values = [graph.insertConstant(each) if isinstance(each, int) else each for each in elements]
-    built = graph.create("prim::ListConstruct", values, 1)
-    built.insertBefore(node)
-    built.copyMetadata(node)
-    built.output().setType(kind)
-    return built.output()
+    """Fold a sum, repetition, slice or copy of known lists: coremltools computes them as of tensors."""
+    elements = _find_made_elements(graph, node)
+    return None if elements is None else _insert_list(graph, node, elements, node.output().type())
 
 
 def _fold_length(graph: Any, node: Any) -> Any:
     held = next(node.inputs())
-    elements = _get_elements(held)
+    elements = _get_elements(graph, held)
     if elements is None and held.node().kind() == "aten::size":
         rank = next(held.node().inputs()).type().dim()
         return None if rank is None else _insert_constant(graph, node, rank)
@@ -253,7 +330,7 @@ def _fold_item(graph: Any, node: Any) -> Any:
             place = keys.index(read_constant(key)) if None not in keys and read_constant(key) in keys else None
             return None if place is None else literal[2 * place + 1]
         return None
-    elements, place = _get_elements(held), read_constant(key)
+    elements, place = _get_elements(graph, held), read_constant(key)
     if elements is None or not isinstance(place, int) or not -len(elements) <= place < len(elements):
         return None
     found = elements[place]
@@ -262,7 +339,7 @@ def _fold_item(graph: Any, node: Any) -> Any:
 
 def _fold_membership(graph: Any, node: Any) -> Any:
     held, item = node.inputs()
-    elements, known = _get_elements(held), read_constant(item)
+    elements, known = _get_elements(graph, held), read_constant(item)
     if elements is None or known is None:
         return None
     values = [each if isinstance(each, int | float | str) else read_constant(each) for each in elements]
@@ -272,7 +349,7 @@ def _fold_membership(graph: Any, node: Any) -> Any:
 def _fold_quantifier(graph: Any, node: Any) -> Any:
     """Fold `all` or `any` of a known list; return None for a tensor."""
     inputs = list(node.inputs())
-    elements = _get_elements(inputs[0]) if len(inputs) == 1 else None
+    elements = _get_elements(graph, inputs[0]) if len(inputs) == 1 else None
     if elements is None:
         return None
     values = [each if isinstance(each, int | float) else read_constant(each) for each in elements]
@@ -284,7 +361,7 @@ def _fold_quantifier(graph: Any, node: Any) -> Any:
 def _fold_extreme(graph: Any, node: Any) -> Any:
     """Fold `min` or `max` of a known list of numbers."""
     inputs = list(node.inputs())
-    elements = _get_elements(inputs[0]) if len(inputs) == 1 else None
+    elements = _get_elements(graph, inputs[0]) if len(inputs) == 1 else None
     values = [each if isinstance(each, int | float) else read_constant(each) for each in elements or ()]
     if not values or not all(isinstance(value, int | float) for value in values):
         return None

@@ -20,7 +20,7 @@ from coremltools.converters.mil.mil import types
 from ..errors import NotConverted
 from .attributes import get_attribute_path, hoist_attributes
 from .emitter import read_constant
-from .list_folding import fold_lists
+from .list_folding import CHANGING_OPS, fold_lists
 
 __all__ = ["specialize_graph", "use_input_types"]
 
@@ -60,7 +60,7 @@ def specialize_graph(graph: Any, module: Any, parameters: dict[str, Any]) -> Non
     for node in graph.findAllNodes("aten::warn", True):
         node.destroy()
     if any(graph.findAllNodes(kind, True) for kind in ("prim::If", "prim::Loop", "prim::DictConstruct")) or any(
-            _is_integer_list(node.output()) for kind in ("aten::add", "aten::add_", "aten::mul")
+            next(node.inputs()).type().kind() == "ListType" for kind in (*CHANGING_OPS, *_LIST_MAKING)
             for node in graph.findAllNodes(kind, True)):
         for node in graph.findAllNodes("prim::GetAttr", True):
             tensor = parameters.get(node.output().debugName())
@@ -302,6 +302,8 @@ _TORCH_STATE_VALUES = {
 "Queries of a script about torch or a device, and their values in a conversion."
 _UNREAD_VALUES = {"IntType": 0, "FloatType": 0.0, "BoolType": False}
 "Values for numbers that `break` and early returns leave uninitialized, as branches of an `if` give values of one type."
+_LIST_MAKING = ("aten::add", "aten::mul", "aten::slice", "aten::list", "aten::copy")
+"Ops that make another list, if their first operand is a list."
 _LIKE_FIRST = ("aten::_transformer_encoder_layer_fwd", "aten::_native_multi_head_attention")
 "Ops for which torch propagates no sizes: their outputs have the type of their first input."
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "logical_not", "logical_and", "logical_or", "isnan", "isinf")

@@ -540,6 +540,112 @@ class AppendsToAnother(nn.Module):
         return torch.ones(sizes).sum() + (y if y.dim() == len(sizes) + 1 else x) + len(held)
 
 
+class GrowsOverModules(nn.Module):
+    """Lists that begin empty, and grow as a loop over modules is unrolled."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = (nn.ModuleList([nn.Linear(4, 4) for _ in range(3)]) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> List[torch.Tensor]:
+        appended, added, extended, inserted = [], [], [], [x]
+        rows: List[List[torch.Tensor]] = []
+        for i, (one, other) in enumerate(zip(self.first, self.second)):
+            appended.append(one(x) * len(appended))
+            added += [other(appended[-1])]
+            extended.extend([added[0], appended[i]])
+            rows.append([x * i, other(x)])
+            if i > 0:
+                inserted.insert(0, one(inserted[0]))
+            else:
+                inserted.append(other(inserted[-1]))
+        for layer in self.first[::-1]:
+            inserted.append(x + len(inserted))
+        return [torch.stack(appended, 1), torch.cat(added[1:], 1), torch.cat(extended[::-1], 1), torch.cat(inserted, 1),
+                torch.cat(rows[0] + rows[-1], 1)]
+
+
+class ChangesLists(nn.Module):
+    """Lists that are read between changes, and changed in branches of known conditions and by other names."""
+
+    def forward(self, x: torch.Tensor) -> List[torch.Tensor]:
+        held = [x]
+        before = torch.cat(held, 1)
+        if len(held) == 1:
+            held.append(x * 2.0)
+        same, copied = held, held[:]
+        last = held.pop()
+        held.append(last * 3.0)
+        same.append(x - last)
+        held[0] = x * 5.0
+        held.reverse()
+        del held[1]
+        after = torch.cat(held, 1) + before.sum() * len(same)
+        held.clear()
+        held.append(after)
+        numbers, words = [1.5], ["a"]
+        numbers.insert(-1, float(len(held)))
+        words.append("b")
+        return [after, torch.cat(copied, 1), torch.cat(same, 1) * len(held) * numbers[0] * len(words) + numbers.pop()]
+
+
+class WritesIntoElements(nn.Module):
+    def forward(self, x: torch.Tensor) -> List[torch.Tensor]:
+        y = x * 2.0
+        held = [x, y]
+        y += 1.0
+        between = torch.cat(held, 1)
+        held[1] += 3.0
+        held.append(y)
+        y.mul_(2.0)
+        return [torch.cat(held, 1), between, y]
+
+
+class ChangesByAnotherName(nn.Module):
+    """Lists in lists, in dicts and in branches are the same lists."""
+
+    def forward(self, x: torch.Tensor) -> List[torch.Tensor]:
+        row, named = [x], [x]
+        rows, names = [row] * 2, {"a": named}
+        rows[0].append(x * 2.0)
+        for each in rows:
+            each.append(x * 3.0)
+        names["a"].append(x * 4.0)
+        return [torch.cat(row, 1) * len(row), torch.cat(rows[1], 1) * len(rows[1]), torch.cat(named, 1) * len(named)]
+
+
+@pytest.mark.parametrize("flexible", [(), (0, 1)])
+@pytest.mark.parametrize("kind", [GrowsOverModules, ChangesLists, WritesIntoElements, ChangesByAnotherName])
+def test_a_list_that_changes_is_read_as_it_is_there(kind, flexible):
+    check(kind().eval(), torch.randn(2, 3, 4), frontend="script", flexible=flexible,
+          at=[[torch.randn(3, 5, 4)]] if flexible else [])
+
+
+class GrowsOnAValue(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        held = [x]
+        held.append(x * 2.0)
+        if x.sum() > 0:
+            held.append(x * 3.0)
+        return torch.cat(held, 1)
+
+
+class ChoosesAList(nn.Module):
+    """The list that is read has another name on a condition, so that the number of its elements is not known."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = [x]
+        second = first if x.sum() > 0 else [x * 2.0]
+        second.append(x * 3.0)
+        return torch.cat(first, 1) * len(first)
+
+
+@pytest.mark.parametrize("kind", [GrowsOnAValue, ChoosesAList])
+def test_a_list_that_changes_on_a_value_is_refused(kind):
+    with pytest.raises(NotConverted):
+        converted(scripted(kind), X3)
+
+
 class Warns(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         warnings.warn("this is slow")
