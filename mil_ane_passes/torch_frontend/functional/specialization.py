@@ -19,7 +19,7 @@ from coremltools.converters.mil.mil import types
 
 from ..errors import NotConverted
 from .attributes import get_attribute_path, hoist_attributes
-from .emitter import read_constant
+from .emitter import Emitter, read_constant
 from .list_folding import CHANGING_OPS, fold_lists
 
 __all__ = ["specialize_graph", "use_input_types"]
@@ -150,13 +150,31 @@ def _simplify_once(graph: Any) -> None:
 
 
 def _fold_ranks(graph: Any) -> None:
-    """Replace `x.dim()` of known rank: torch does not propagate the rank of a view whose sizes are computed."""
+    """Replace `x.dim()` of known rank: torch does not propagate the rank of a view whose sizes are computed.
+
+    `x.shape` from which another list is made, as `x.shape[1:]`, becomes a list of its sizes.
+    """
     known: dict[int, Any] = {}
     for node in graph.findAllNodes("aten::dim", True):
         rank = _infer_once(_infer_rank, next(node.inputs()), known)
         if rank is not None:
             with graph.insert_point_guard(node):
                 node.output().replaceAllUsesWith(graph.insertConstant(rank))
+    for node in graph.findAllNodes("aten::size", True):
+        readers = [use.user.kind() for use in node.output().uses()]
+        if _is_integer_list(node.output()) and not CHANGING_OPS.union(_LIST_MAKING).isdisjoint(readers):
+            rank = _infer_once(_infer_rank, next(node.inputs()), known)
+            if rank is not None:
+                _list_sizes(graph, node, rank)
+
+
+def _list_sizes(graph: Any, node: Any, rank: int) -> None:
+    """Replace `x.shape` by a list of `x.size(0)`, `x.size(1)`, ..."""
+    emit = Emitter(graph)
+    emit.at(node, node)
+    held = next(node.inputs())
+    built = emit.op("prim::ListConstruct", *(emit.size(held, axis) for axis in range(rank)), like=node.output())
+    node.output().replaceAllUsesWith(built)
 
 
 def _infer_once(infer: Callable[[Any, dict[int, Any]], Any], value: Any, known: dict[int, Any]) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, List
 
 import coremltools as ct
 import coremltools.optimize.coreml as cto
@@ -679,6 +679,50 @@ def test_size_items_count_of_elements(flexible: tuple[int, ...]) -> None:
         return x / x.numel()
 
     check(function, SIZE_ITEMS_X, frontend="script", flexible=flexible, at=[[SIZE_ITEMS_Y]] if flexible else [])
+
+
+class SlicesShapes(torch.nn.Module):
+    """Slices of shapes as sizes of views, fills, resizes and norms, and of a list of sizes that changes."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> List[torch.Tensor]:
+        rows, columns = x.shape[-2:]
+        sizes = list(x.shape)
+        sizes[1] = 1
+        sizes.append(2)
+        turned = x.flatten(1).view(x.size()[:2] + x.shape[2:][::-1])
+        return [
+            x.reshape([-1, rows * columns]), torch.ones(x.shape[1:]) * x, torch.ones(sizes) * x.sum(), turned,
+            torch.nn.functional.interpolate(y, size=x.shape[2:]), x * len(x.shape[::2]), y.new_zeros(x.size()[2:3])]
+
+
+@pytest.mark.parametrize("flexible", [(), (0, 2, 3), (0, 1, 2, 3)])
+def test_size_items_slices(flexible: tuple[int, ...]) -> None:
+    y = torch.randn(1, 3, 4, 2)
+    check(SlicesShapes(), torch.randn(2, 3, 8, 6), y, frontend="script", flexible=flexible,
+          at=[[torch.randn(3, 3, 4, 8), y]] if flexible else [])
+
+
+class SlicesFixedShapes(torch.nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> List[torch.Tensor]:
+        return [torch.nn.functional.layer_norm(x, x.shape[1:]),
+                torch.nn.functional.adaptive_avg_pool2d(x, y.shape[-2:]),
+                torch.nn.functional.interpolate(y, size=x.shape[-2:], mode="bilinear", align_corners=False)]
+
+
+def test_size_items_slices_of_fixed_shapes() -> None:
+    check(SlicesFixedShapes(), torch.randn(2, 3, 8, 6), torch.randn(1, 3, 4, 2), frontend="script")
+
+
+@pytest.mark.parametrize("flexible", [(), (1,)])
+def test_size_items_slices_of_a_rank_that_the_script_does_not_tell(flexible: tuple[int, ...]) -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        windows = torch.unfold_copy(x, 1, 2, 1)
+        count, width = windows.shape[1:]
+        return (windows.reshape(-1, count * width) + torch.ones(windows.shape[::-1]).sum(),
+                windows.permute(1, 2, 0) * windows.shape[1:][-1] + torch.ones(windows.shape[::2]).sum())
+
+    check(function, torch.randn(2, 6), frontend="script", flexible=flexible,
+          at=[[torch.randn(2, 9)]] if flexible else [])
 
 
 # torch.tensor and torch.as_tensor in scripts.
