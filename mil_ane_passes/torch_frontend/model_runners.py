@@ -142,11 +142,15 @@ def _make_caller(model: Any, compiled: ProgramRunner, run: Callable[..., Any] | 
 
 
 def _pack_tuples(model: Any, tensors: Iterable[Any]) -> list[Any]:
-    """Pack tensors into the tuples that a TorchScript module expects; coremltools makes an input of each tensor."""
-    rest = iter(tensors)
+    """Pack tensors into the tuples that a TorchScript module expects; coremltools makes an input of each tensor.
+
+    The last inputs, for which there is no tensor, have their defaults.
+    """
+    rest = list(tensors)
 
     def pack_kind(kind: Any) -> Any:
-        return tuple(map(pack_kind, kind.elements())) if kind.kind() == "TupleType" else next(rest)
+        return tuple(map(pack_kind, kind.elements())) if kind.kind() == "TupleType" else rest.pop(0)
 
-    placed = [pack_kind(value.type()) for value in list(model.forward.graph.inputs())[1:]]
-    return [*placed, *rest]
+    placed = [pack_kind(value.type()) for value in list(model.forward.graph.inputs())[1:] if rest]
+    left = list(model.forward.schema.arguments)[1 + len(placed):] if hasattr(model.forward, "schema") else []
+    return [*placed, *rest, *(argument.default_value for argument in left)]

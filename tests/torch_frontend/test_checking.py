@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Optional
 
 import coremltools as ct
 import numpy as np
@@ -288,6 +288,20 @@ def test_inputs_in_tuples_are_packed_again():
     traced = torch.jit.trace(Pairs().eval(), (X, (X + 1, X + 2)), check_trace=False)
     one, *two = input_types([X, X, X])
     ane.convert(traced, inputs=[one, tuple(two)], minimum_deployment_target=ct.target.iOS16, check=True)
+
+
+class Defaults(torch.nn.Module):
+    def forward(self, x: torch.Tensor, scale: float = 2.0, mask: Optional[torch.Tensor] = None) -> torch.Tensor:
+        y = torch.tanh(x) * scale
+        return y if mask is None else y * mask
+
+
+def test_inputs_that_are_not_given_have_their_defaults(lowered):
+    scripted = torch.jit.script(Defaults().eval())
+    ane.convert(scripted, inputs=input_types([X]), minimum_deployment_target=ct.target.iOS16, check=True)
+    lowered("tanh", lambda x: mb.add(x=mb.tanh(x=x), y=0.1))
+    with pytest.raises(NotEqual, match="op 'aten::tanh'"):
+        ane.convert(scripted, inputs=input_types([X]), minimum_deployment_target=ct.target.iOS16, check=True)
 
 
 def test_keywords_of_an_export_are_given_by_name():
