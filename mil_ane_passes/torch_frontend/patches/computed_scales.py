@@ -1,6 +1,7 @@
 """`layer_norm` whose weight or bias is computed, as by a network that predicts the scale of another one.
 
-MIL's norm needs constants, so the scale and the offset are separate ops.
+MIL's norm needs constants, so the scale and the offset are separate ops. It needs only the number of normalized axes,
+not their sizes, which `x.shape[1:]` of a script leaves to the input.
 """
 
 from __future__ import annotations
@@ -8,9 +9,11 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import numpy as np
 from coremltools.converters.mil.frontend.torch import ops
 from coremltools.converters.mil.frontend.torch.utils import TorchFrontend
 from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import Var
 
 from ..contract import Patch
 from ..lowering import bind_arguments, cast_to, is_constant
@@ -32,7 +35,8 @@ def probe() -> str | None:
 def layer_norm(context: Any, node: Any) -> None:
     """Lower layer_norm(input, normalized_shape, weight, bias, eps); with constants it is coremltools' own."""
     inputs = bind_arguments(context, node, "input normalized_shape weight=None bias=None")
-    if is_constant(inputs.weight) and is_constant(inputs.bias):
+    sizes = inputs.normalized_shape
+    if is_constant(inputs.weight) and is_constant(inputs.bias) and is_constant(sizes):
         ops.layer_norm(context, node)
         return
     plain = copy.copy(node)
@@ -41,6 +45,10 @@ def layer_norm(context: Any, node: Any) -> None:
     if context.frontend == TorchFrontend.TORCHSCRIPT:
         unset = f"{node.name}_unset"
         context.add(None, torch_name=unset)
+        if not is_constant(sizes):
+            plain.inputs[1] = f"{node.name}_axes"
+            count = sizes.shape[0] if isinstance(sizes, Var) else len(sizes)
+            context.add(mb.const(val=np.ones(count, np.int32)), torch_name=plain.inputs[1])
     plain.inputs[2:4] = [unset] * len(plain.inputs[2:4])
     plain.kwinputs = {name: value for name, value in (node.kwinputs or {}).items() if name not in ("weight", "bias")}
     ops.layer_norm(context, plain)

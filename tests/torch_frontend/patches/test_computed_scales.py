@@ -18,3 +18,10 @@ def test_computed_weights_and_biases(frontend):
                 F.layer_norm(x, [3, 4], scale.expand(3, 4)))
 
     check(model, torch.randn(2, 3, 4), torch.randn(4), frontend=frontend)
+
+
+def test_sizes_that_a_script_takes_from_the_input():
+    def model(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return F.layer_norm(x, x.shape[1:]), F.layer_norm(x, [x.shape[1], 4], x[0] + 2.0, x[0])
+
+    check(model, torch.randn(2, 3, 4), frontend="script", flexible=[1], at=[[torch.randn(2, 5, 4)]])
