@@ -32,6 +32,8 @@ _SIZE_HINT = 7
 "The number that a flexible size has first, plus one for each size before it."
 _SIZE_STEPS = (5, 12)
 "What is added to it in two further traces: remainders of both are equal for no divisor."
+_DTYPE_NAMES = {types.uint8: "uint8", types.int8: "int8"}
+"Names in torch of dtypes that coremltools' table lacks."
 _prefix_numbers = itertools.count()
 
 
@@ -290,7 +292,7 @@ def _trace_decomposition(run: Any, tensors: list[Var], sizes: dict[str, int], no
 
     # int32 represents torch's int64, the only dtype that torch accepts for indices
     examples = [torch.zeros([size_of(size) for size in x.shape], dtype=torch.int64 if x.dtype == types.int32 else
-                            MIL_DTYPE_TO_TORCH_DTYPE[x.dtype]) for x in tensors]
+                            _get_torch_dtype(x)) for x in tensors]
     try:
         with torch.no_grad():
             graph = make_fx(run, decomposition_table=_build_decomposition_table(), tracing_mode="fake")(*examples)
@@ -307,6 +309,12 @@ def _trace_decomposition(run: Any, tensors: list[Var], sizes: dict[str, int], no
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return graph
+
+
+def _get_torch_dtype(x: Var) -> Any:
+    import torch
+
+    return getattr(torch, _DTYPE_NAMES[x.dtype]) if x.dtype in _DTYPE_NAMES else MIL_DTYPE_TO_TORCH_DTYPE[x.dtype]
 
 
 @functools.cache
