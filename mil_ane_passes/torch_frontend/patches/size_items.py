@@ -20,7 +20,8 @@ from ..lowering import add_result, bind_arguments, to_python
 from ..probes import find_fault
 
 PATCH = Patch(code="TORCH143", severity=Severity.WRONG,
-              title="scripted `x.shape[1]` is rejected, `x.shape[0]` is the entire shape", upstream=("none known",))
+              title="scripted `x.shape[1]` and `x.shape[1:]` are rejected, `x.shape[0]` is the entire shape",
+              upstream=("none known",))
 
 _NUMBER_LISTS = ("constant", "listconstruct", "size", "slice")
 "The kinds of node whose Var of rank 1 represents a list of numbers, never a list of one tensor."
