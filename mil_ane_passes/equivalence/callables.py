@@ -20,6 +20,8 @@ __all__ = ["Caller", "RejectedSizes", "is_callable_side"]
 Array = np.ndarray[Any, Any]
 
 
+_UNDEFINED_RESULTS = ("topk", "sort", "Byte(", "Char(", "Short(", "torch.uint8", "torch.int8", "torch.int16")
+"Ops and dtypes in the text of a graph whose results torch may not define."
 _TRAINING_LAYERS = ("Attention", "BatchNorm", "Bn", "Dropout", "GRU", "InstanceNorm", "LSTM", "RNN", "RReLU",
                     "Transformer")
 "Parts of the names of PyTorch's layers that compute something else in training mode, such as ConvBn2d."
@@ -208,7 +210,7 @@ class Caller:
                    for name, tensor in tensors.items()}
         saved = {name: buffer.clone() for name, buffer in self._given.named_buffers()}
 
-        def call(context: AbstractContextManager[Any]) -> dict[str, Array]:
+        def call(context: AbstractContextManager[Any], state: dict[str, Array]) -> dict[str, Array]:
             with torch.no_grad():
                 try:
                     with context:
@@ -221,18 +223,22 @@ class Caller:
                     for name, buffer in self._given.named_buffers():
                         buffer.copy_(saved[name])
 
-        if self._chooses_among_equals():
-            with suppress(RuntimeError):  # torch's dispatch modes reject some traces, such as those with `int(tensor)`
-                return call(_make_stable_choices(torch))
-        return call(nullcontext())
+        if self._may_be_undefined():
+            for _ in range(2):
+                with suppress(RuntimeError):  # torch's dispatch modes reject some traces, as those with `int(tensor)`
+                    return call(_define_results(torch), state)
+                call(nullcontext(), dict(state))  # and others until a run has optimized them
+        return call(nullcontext(), state)
 
-    def _chooses_among_equals(self) -> bool:
-        """Return whether a module may call `torch.topk` or `torch.sort`; it is not known of a module that is neither
-        traced nor exported."""
+    def _may_be_undefined(self) -> bool:
+        """Return whether a module may call `torch.topk` or `torch.sort`, or has integers of 8 or 16 bits.
+
+        It is not known of a module that is neither traced nor exported.
+        """
         assert self._torch is not None
         graph = self._given.inlined_graph if isinstance(self._given, self._torch.jit.ScriptModule) else (
             getattr(self._given, "graph", None))
-        return graph is None or any(name in str(graph) for name in ("topk", "sort"))
+        return graph is None or any(name in str(graph) for name in _UNDEFINED_RESULTS)
 
     def _get_buffers(self) -> dict[str, Any]:
         if self._torch is None:
@@ -269,13 +275,19 @@ class Caller:
         return array
 
 
-def _make_stable_choices(torch: Any) -> Any:
-    """Return a context in which `torch.topk` chooses the first of equal elements, as the reference runtime does, and
-    `torch.sort` keeps their order.
+def _define_results(torch: Any) -> Any:
+    """Return a context in which results that torch does not define are those of the reference runtime.
 
-    torch does not define which one it chooses; neither choice is wrong.
+    `torch.topk` chooses the first of equal elements, `torch.sort` keeps their order, and a cast of a float to an
+    integer of 8 or 16 bits gives the nearest one that fits, as on arm64.
     """
     def dispatch(mode: Any, function: Any, kinds: Any, given: Any = (), named: Any = None) -> Any:
+        if function is torch.ops.aten._to_copy.default:
+            dtype = (named or {}).get("dtype")
+            if dtype in (torch.uint8, torch.int8, torch.int16) and given[0].is_floating_point():
+                limits = torch.iinfo(dtype)
+                given = (given[0].clamp(limits.min, limits.max), *given[1:])
+            return function(*given, **(named or {}))
         if function is torch.ops.aten.sort.default:
             options = dict(zip(("self", "dim", "descending"), given)) | (named or {})
             return torch.sort(options.pop("self"), stable=True, **options)
@@ -286,7 +298,7 @@ def _make_stable_choices(torch: Any) -> Any:
         found = torch.sort(options["self"], stable=True, dim=dim, descending=options.get("largest", True))
         return tuple(each.narrow(dim, 0, options["k"]).contiguous() if each.dim() else each for each in found)
 
-    return type("StableChoices", (torch.utils._python_dispatch.TorchDispatchMode,), {"__torch_dispatch__": dispatch})()
+    return type("DefinedResults", (torch.utils._python_dispatch.TorchDispatchMode,), {"__torch_dispatch__": dispatch})()
 
 
 def _list_parameters(call: Callable[..., Any]) -> set[str]:

@@ -666,6 +666,17 @@ def test_indices_of_topk_may_be_viewed(frontend: str) -> None:
     checked(PeaksOfPeaks().eval(), torch.randn(1, 2, 40), frontend=frontend)
 
 
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+@pytest.mark.parametrize("target", [ct.target.iOS16, ct.target.iOS18])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16], ids=str)
+def test_casts_of_floats_that_do_not_fit_give_the_nearest_integer(dtype, target, frontend):
+    """torch does not define what such a cast gives, and sampled numbers are negative."""
+    def halve(x):
+        return (x[0] * 40000).to(dtype) // 2 + (x[1] * 255).to(dtype) // 2
+
+    checked(halve, torch.rand(2, 9), frontend=frontend, minimum_deployment_target=target)
+
+
 class Accumulates(torch.nn.Module):
     """Returns what it writes into its state; an exported program returns the buffer itself."""
 

@@ -2,7 +2,8 @@
 
 Before iOS17 a cast to uint8 gives int32, and coremltools computes 256, silently. From iOS17 on it gives uint8, which
 most MIL ops reject: their operands are cast to int32 here. A result that may not fit its dtype in torch is wrapped by a
-remainder. Traces and exported programs state that dtype. Scripts do not: there an operand has it from iOS17 on.
+remainder, and a float that is cast is limited to its range, as by Core ML from iOS17 on. Traces and exported programs
+state that dtype. Scripts do not: there an operand has it from iOS17 on.
 """
 
 from __future__ import annotations
@@ -164,6 +165,9 @@ def lower_integers(lowering: Lowering, context: Any, node: Any) -> None:
     result = context[node.name] if target is not None and node.name in context else None
     if not isinstance(result, Var) or result.dtype != types.int32:
         return
+    if kind in _CONVERSION_KINDS and isinstance(operands[0], Var) and types.is_float(operands[0].dtype):
+        context.add(_saturate(result, target, node.name), torch_name=node.name, override=True)
+        return
     scaled = kind in ("add", "sub", "rsub") and (len(operands) > 2 and getattr(operands[2], "val", operands[2]) != 1
                                                  or "alpha" in (node.kwinputs or {}))
     bounds = None if scaled else _bound_result(kind, operands, arguments)
@@ -226,9 +230,7 @@ def _bound_result(kind: str, operands: list[Any], dtypes: Any) -> IntegerBounds 
              for place, each in enumerate(operands)]
     ends: list[int] = []
     if kind in _CONVERSION_KINDS:
-        x = operands[0]
-        # torch defines no result for floats that do not fit
-        return (0, 0) if isinstance(x, Var) and types.is_float(x.dtype) else known[0]
+        return known[0]
     if kind in _UNARY_KINDS and known and known[0] is not None:
         ends = _UNARY_KINDS[kind](known[0])
     elif kind in _BINARY_KINDS and len(known) >= 2 and known[0] is not None and known[1] is not None:
@@ -244,6 +246,20 @@ def _bound_operand(value: Any, dtype: Any) -> IntegerBounds | None:
     own = find_integer_bounds(value)
     declared = _NARROW_TYPES.get(dtype)
     return own if declared is None or can_hold_integers(declared, own) else _BOUNDS[declared]
+
+
+def _saturate(x: Var, dtype: Any, name: str) -> Var:
+    """Return integers of int32, which floats were cast to, limited to the range of a narrow dtype.
+
+    torch does not define what floats that do not fit become. This is what Core ML gives from iOS17 on, and torch on
+    arm64.
+    """
+    low, high = _BOUNDS[dtype]
+    if x.val is not None:
+        return mb.const(val=np.clip(x.val, low, high), name=name)
+    if x.name == name and x.op is not None:
+        x.name = x.op.name = f"{name}_unlimited"
+    return mb.maximum(x=mb.minimum(x=x, y=np.int32(high)), y=np.int32(low), name=name)
 
 
 def _wrap(x: Var, dtype: Any, bounds: IntegerBounds | None, name: str) -> Var:
