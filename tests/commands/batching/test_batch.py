@@ -330,7 +330,8 @@ def test_results_that_a_worker_left_on_a_disk_of_its_own_are_not_counted(two, ou
 
 def test_a_folder_that_cannot_be_made_and_an_unknown_form_are_refused(two, tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match=r"file/out: the output folder cannot be created or written to \(Not a directory\)"):
+    said = r"file/out: the output folder cannot be created or written to \(Not a directory\)"
+    with pytest.raises(InputError, match=said):
         batch("lint", two, tmp_path / "file" / "out")
     with pytest.raises(InputError, match="report: found 'pdf'; expected text, json, sarif, html"):
         batch("lint", two, tmp_path / "out", report="pdf")
