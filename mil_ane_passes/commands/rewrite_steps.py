@@ -108,7 +108,7 @@ class FaultyPass:
 
     @property
     def verdict(self) -> str:
-        """Whether the check found a difference, or did not reach what the pass changed."""
+        """The result of the check as a verb phrase: it found a difference, or did not reach what the pass changed."""
         return ("is not covered by" if self.verify.status == "not verified" else "breaks") + " the equivalence check"
 
     @property

@@ -65,7 +65,7 @@ class _Rounding:
     """How far numbers are moved to find the elements of outputs that rounding to a dtype decides."""
 
     unit: float
-    "The smallest move, as a fraction of the number."
+    "The smallest move, as a fraction of the power of two below the number."
     most: tuple[int, ...]
     "The most units by which a number is moved, by run."
     max_share: float
@@ -299,7 +299,7 @@ class _ConversionCheck:
             for name in whole.keys() & half.keys():
                 moving = whole[name] > allowed[name]
                 changed[name] |= moving
-                is_proportional = np.abs(half[name] / whole[name] - 0.5)[moving] < 0.25
+                is_proportional = np.abs(half[name][moving] / whole[name][moving] - 0.5) < 0.25
                 counts[name] += np.count_nonzero(is_proportional), np.count_nonzero(moving)
             left = {name: elements for name, elements in differing.items() if np.any(elements & ~changed[name])}
             if not left or number == _MOVED_RUNS_IN_VAIN and not all(
@@ -348,13 +348,14 @@ def _iterate_float_constants(program: Program) -> Iterator[tuple[str, Array]]:
 def _move_numbers(value: Array, units: int, unit: float, random: np.random.Generator) -> Array:
     """Return `value` with floats that fp16 cannot hold, which are rounded ones, moved by at most so many units.
 
-    A unit is a fraction of the number, so that a number that fp16 rounds to 0 stays what it is.
+    A unit is a fraction of the power of two below the number, so that a number that fp16 rounds to 0 stays what it is.
     """
     if value.dtype.kind != "f":
         return value
     with np.errstate(over="ignore"):
         rounded = (value.astype(np.float16) != value) & (np.abs(value) < MIN_FP16_OVERFLOW)
-    moved = value * (1.0 + unit * random.integers(-units, units + 1, value.shape))
+    power = np.spacing(np.abs(value)) / np.finfo(value.dtype).eps
+    moved = value + unit * power * random.integers(-units, units + 1, value.shape)
     return np.where(rounded, moved, value).astype(value.dtype)
 
 
