@@ -778,7 +778,8 @@ def test_what_a_pass_does_wrong_is_not_excused_by_choices(choice, replace):
 @pytest.mark.parametrize("model", [
     lambda x: torch.sin(torch.cumsum(x.abs() * 700.7, -1)), lambda x: (1 / (x.relu() + 1e-9)) * (x < 0.3),
     lambda x: torch.floor(torch.cumsum(x.abs() * 700.7, -1)).int(),
-], ids=["a phase that grows", "a number below fp16", "integers of a sum that grows"])
+    lambda x: torch.sin(torch.cumsum(x.abs() * 0.3331, -1)),
+], ids=["a phase that grows", "a number below fp16", "integers of a sum that grows", "a phase whose end is wrong"])
 def test_errors_that_grow_in_fp16_are_no_choices(model):
     with pytest.raises(NotEqual, match="a later pass is not"):
         checked(model, torch.randn(1, 500, generator=torch.Generator().manual_seed(0)))
