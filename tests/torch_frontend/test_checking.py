@@ -19,6 +19,7 @@ from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY, r
 import mil_ane_passes as ane
 from mil_ane_passes.torch_frontend import NotEqual, conversion_check
 from mil_ane_passes.torch_frontend.first_difference import GraphValue, select_first_difference
+from mil_ane_passes.torch_frontend.registry import load_patches
 
 from .checks import FRONTENDS, captured, input_types
 
@@ -62,6 +63,7 @@ def checked(model: Any, *example: torch.Tensor, frontend: str = "trace", **how: 
 @pytest.fixture
 def lowered() -> Iterator[Any]:
     """Registers a lowering of the test's own: `lowered("relu", function of the input)`."""
+    load_patches()  # a patch that is first loaded later would keep the test's lowering as the one it replaces
     table = _TORCH_OPS_REGISTRY.name_to_func_mapping
     kept = dict(table)
 
