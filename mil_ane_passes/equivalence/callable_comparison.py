@@ -19,6 +19,14 @@ from .comparison import Accuracy, OutputDifference, describe_worst_element, to_a
 from .coverage import find_outputs_without_numbers
 from .equivalence import Case, VerifyReport
 from .execution import Plan, Run, build_plans, build_shaped_plan, check_runnable, execute_plans
+from .undetermined_elements import (
+    FP16_ROUNDING,
+    FP32_ROUNDING,
+    Rounding,
+    describe_undetermined,
+    find_undetermined,
+    move_numbers,
+)
 
 __all__ = [
     "FP16_TOLERANCE",
@@ -56,7 +64,8 @@ def compare_with_callable(
 
     `given` is as in `Caller`. An output passes if each element differs by at most `tolerance` times the largest value
     of the first side's output. Integers, bools and strings must be equal, and non-finite elements must be the same.
-    Limits in `accuracy` replace the tolerance. Raises InputError if the callable cannot be used, raises an exception,
+    Elements that rounding decides are not compared, see `undetermined_elements`. Limits in `accuracy` replace the
+    tolerance; then all elements are compared. Raises InputError if the callable cannot be used, raises an exception,
     or returns another number of outputs.
     """
     check_runnable(program, quirks)
@@ -68,6 +77,7 @@ def compare_with_callable(
     caller = Caller(given, fed, [var.name for var in function.outputs], labels=labels)
     followed = caller.states(states)
     share = get_default_tolerance(program) if tolerance is None else tolerance
+    rounding = FP16_ROUNDING if get_default_tolerance(program) == FP16_TOLERANCE else FP32_ROUNDING
     report = VerifyReport("equal", Exactness.ROUNDING, quirks=tuple(quirks), accuracy=accuracy,
                           tolerance=None if accuracy else share)
     report.notes += _describe_left_out(program, name, states, followed)
@@ -82,7 +92,9 @@ def compare_with_callable(
             continue
         progress(f"{caller.name}, run {number} of {len(runs)}")
         try:
-            report.cases.append(_compare_run(run, caller, precision, program_first, accuracy or share))
+            case, undetermined = _compare_run(run, caller, precision, program_first, accuracy or share, rounding)
+            report.cases.append(case)
+            report.notes += undetermined
         except RejectedSizes as error:
             if run.plan.asked:
                 raise
@@ -118,18 +130,47 @@ def _zero_other_states(plan: Plan, followed: Sequence[str]) -> Plan:
     return replace(plan, state=kept | zeros)
 
 
-def _compare_run(run: Run, caller: Caller, precision: str, program_first: bool, limit: Accuracy | float) -> Case:
-    state = {name: run.plan.state[name].copy() for name in caller.states(list(run.plan.state))}
-    returned = caller(run.plan.feeds, state)
-    other = to_arrays(returned) | {f"state {name}": value for name, value in state.items()}
+def _compare_run(
+    run: Run, caller: Caller, precision: str, program_first: bool, limit: Accuracy | float, rounding: Rounding
+) -> tuple[Case, list[str]]:
+    """Compare a run's outputs with the callable's; also return descriptions of the elements that were left out."""
+    plan = run.plan
+
+    def call(move: Callable[[Array], Array] | None = None) -> dict[str, Array]:
+        state = {name: plan.state[name].copy() for name in caller.states(list(plan.state))}
+        returned = caller(plan.feeds, state, move)
+        return to_arrays(returned) | {f"state {name}": value for name, value in state.items()}
+
+    def judge(left_out: Mapping[str, Array]) -> list[OutputDifference]:
+        found = []
+        for name, value in mine.items():
+            wanted = np.where(left_out[name], value, other[name]) if name in left_out else other[name]
+            first, second = (value, wanted) if program_first else (wanted, value)
+            found.append(limit.judge(name, first, second) if isinstance(limit, Accuracy) else
+                         compare_within_tolerance(name, first, second, limit))
+        return found
+
+    other = call()
     mine = {name: value for name, value in run.results[precision].items() if name in other}
-    found = []
-    for name, value in mine.items():
-        pair = (value, other[name]) if program_first else (other[name], value)
-        found.append(
-            limit.judge(name, *pair) if isinstance(limit, Accuracy) else compare_within_tolerance(name, *pair, limit)
-        )
-    return Case(run.plan.function, run.plan.label, precision, found)
+    judged = judge({})
+    names = {each.output for each in judged if not each.passed}
+    if not names or isinstance(limit, Accuracy) or any(each.reason for each in judged):
+        return Case(plan.function, plan.label, precision, judged), []
+    expected = {name: np.atleast_1d(other[name]) for name in mine}
+    found = {name: np.atleast_1d(value) for name, value in mine.items()}
+
+    def run_moved(seed: int, units: int, unit: float) -> dict[str, Array]:
+        random = np.random.default_rng(seed)
+        moved = call(lambda value: move_numbers(value, units, unit, random))
+        return {name: np.atleast_1d(moved[name]) for name in mine}
+
+    undetermined = find_undetermined(expected, found, expected, run_moved, names, rounding, limit)
+    undetermined = {name: elements.reshape(other[name].shape) for name, elements in undetermined.items()}
+    again = judge(undetermined)
+    if not names <= undetermined.keys() or not all(each.passed for each in again):
+        return Case(plan.function, plan.label, precision, judged), []
+    return (Case(plan.function, plan.label, precision, again),
+            [*describe_undetermined(undetermined, names, plan.label, rounding)])
 
 
 def compare_within_tolerance(name: str, old: Array, new: Array, tolerance: float) -> OutputDifference:

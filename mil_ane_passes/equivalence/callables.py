@@ -84,17 +84,22 @@ class Caller:
         self._by_name = self._named_inputs()
         self._input_dtypes = self._find_input_dtypes(exported)
 
-    def __call__(self, feeds: Mapping[str, Array], state: dict[str, Array]) -> dict[str, Array]:
+    def __call__(
+        self, feeds: Mapping[str, Array], state: dict[str, Array], move: Callable[[Array], Array] | None = None
+    ) -> dict[str, Array]:
         """Return the outputs by name.
 
         Buffers of a module that have the names of states start with the values in `state`, which is updated with their
-        final values; the module itself is not changed. Raises InputError if the callable raises an exception, and if
+        final values; the module itself is not changed. `move` gives other numbers for the floats of the inputs and of
+        a module's parameters and buffers. Raises InputError if the callable raises an exception, and if
         its results do not fit the program's outputs.
         """
         arguments = {name: np.array(feeds[name]) for name in self._inputs}
+        if move:
+            arguments = {name: move(value) for name, value in arguments.items()}
         try:
             if self._torch is not None:
-                return self._call_module(arguments, state)
+                return self._call_module(arguments, state, move)
             returned = self._called(arguments)
         except InputError:
             raise
@@ -198,7 +203,9 @@ class Caller:
         given, named = self._torch.utils._pytree.tree_unflatten(leaves, self._given._in_spec)
         return self._given(*given, **named)
 
-    def _call_module(self, arguments: Mapping[str, Array], state: dict[str, Array]) -> dict[str, Array]:
+    def _call_module(
+        self, arguments: Mapping[str, Array], state: dict[str, Array], move: Callable[[Array], Array] | None
+    ) -> dict[str, Array]:
         torch, buffers = self._torch, self._get_buffers()
         assert torch is not None
         owned = [*self._given.parameters(), *self._given.buffers()]
@@ -208,20 +215,26 @@ class Caller:
                    for name, value in arguments.items()}
         tensors = {name: tensor.to(device, self._input_dtypes.get(name) or _choose_torch_dtype(torch, tensor, floats))
                    for name, tensor in tensors.items()}
-        saved = {name: buffer.clone() for name, buffer in self._given.named_buffers()}
+        saved = [(buffer, buffer.clone()) for buffer in self._given.buffers()]
+        moved = [] if move is None else [
+            (each, move(_to_array(each))) for each in owned if each.is_floating_point() and not each.is_inference()
+            and type(each.data) is torch.Tensor]  # a quantized one can be read alone
+        saved += [(each, each.clone()) for each, _ in moved]
 
         def call(context: AbstractContextManager[Any], state: dict[str, Array]) -> dict[str, Array]:
             with torch.no_grad():
                 try:
                     with context:
+                        for each, value in moved:
+                            each.copy_(torch.from_numpy(value))
                         for name in state:
                             buffers[name].copy_(torch.from_numpy(state[name]).reshape(buffers[name].shape))
                         returned = self._called(tensors)
                     state.update({name: _to_array(buffers[name]).reshape(state[name].shape) for name in state})
                     return self._name_results(returned)  # copies: an exported module may return a buffer itself
                 finally:
-                    for name, buffer in self._given.named_buffers():
-                        buffer.copy_(saved[name])
+                    for tensor, value in saved:
+                        tensor.copy_(value)
 
         if self._may_be_undefined():
             for _ in range(2):

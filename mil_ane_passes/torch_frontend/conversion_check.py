@@ -11,8 +11,8 @@ import copy
 import inspect
 import logging
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import coremltools as ct
@@ -32,6 +32,14 @@ from ..equivalence.execution import Plan, build_plans, copy_state
 from ..equivalence.feeds import list_shape_choices
 from ..equivalence.range_measurement import measure_ranges
 from ..equivalence.trace import MIN_FP16_OVERFLOW
+from ..equivalence.undetermined_elements import (
+    FP16_ROUNDING,
+    FP32_ROUNDING,
+    Rounding,
+    describe_undetermined,
+    find_undetermined,
+    move_numbers,
+)
 from ..equivalence.user_inputs import UserInputs
 from ..ir.query import get_flat_inputs, is_const, iterate_ops
 from ..ir.value_ranges import MeasuredRanges
@@ -53,34 +61,9 @@ Array = np.ndarray[Any, Any]
 _SEED_COUNT = 2
 _LIMITED_MASK = 1e6
 "The magnitude of constants in place of larger ones: scores added to it keep their digits at float64."
-_MOVED_RUNS_IN_VAIN = 12
-"Runs after which an output of which no differing element has moved is wrong."
 _MAX_OVERFLOWS_NAMED = 3
 "Most values beyond fp16 that a warning names."
 _log = logging.getLogger("mil_ane_passes")
-
-
-@dataclass(frozen=True)
-class _Rounding:
-    """How far numbers are moved to find the elements of outputs that rounding to a dtype decides."""
-
-    unit: float
-    "The smallest move, as a fraction of the power of two below the number."
-    most: tuple[int, ...]
-    "The most units by which a number is moved, by run."
-    max_share: float
-    "The largest share of an output's elements that may be left out of the comparison."
-    max_proportional_share: float
-    "The largest share of the moving elements that may move half as far where the numbers do: these are errors."
-    example: str
-
-
-_FP32_ROUNDING = _Rounding(2.0**-23, (4, 4, 4, 4, 16, 16, 16, 16, *[64] * 24), 0.1, 1.0,
-                           "the angle of a negative number whose imaginary part is the rounding of a sum")
-"64 units are a tenth of the tolerance at fp32."
-_FP16_ROUNDING = _Rounding(2.0**-11, (1, 1, 1, 1, 2, 2, 2, 2, *[4] * 24), 0.5, 0.25,
-                           "the larger one of two numbers that are equal at fp16")
-"Four units are a tenth of the tolerance at fp16."
 
 
 def validate_check_arguments(given: Mapping[str, Any], from_torch: bool, neural_network: bool) -> None:
@@ -215,7 +198,7 @@ class _ConversionCheck:
             self._finite[name] = finite or self._finite.get(name, False)
         left_out: dict[str, Array] = {}
         if found := _find_differing_outputs(expected, self._before, feeds, plan, self._module.tolerance):
-            left_out = self._find_undetermined(expected, feeds, plan, found, self._before, _FP32_ROUNDING)
+            left_out = self._find_undetermined(expected, feeds, plan, found, self._before, FP32_ROUNDING)
             if any(each.output not in left_out for each in found):
                 first = find_first_difference(self._module, self._before, feeds, plan.state)
                 raise self._make_error(first, found[0], plan)
@@ -225,7 +208,7 @@ class _ConversionCheck:
                 _log.warning("check: at %s, where the model may hide all keys of a query, the result was compared with "
                              "masks that fp16 can hold in place of larger ones", _describe_plan(plan))
                 return None
-            undetermined = self._find_undetermined(expected, feeds, plan, found, self._after, _FP16_ROUNDING)
+            undetermined = self._find_undetermined(expected, feeds, plan, found, self._after, FP16_ROUNDING)
             if all(each.output in undetermined for each in found):
                 return None
             raise NotEqual(
@@ -239,81 +222,43 @@ class _ConversionCheck:
 
     def _find_undetermined(
         self, expected: Mapping[str, Array], feeds: Mapping[str, Array], plan: Plan,
-        differing: Sequence[OutputDifference], runner: ProgramRunner, rounding: _Rounding,
+        differing: Sequence[OutputDifference], runner: ProgramRunner, rounding: Rounding,
     ) -> dict[str, Array]:
-        """Find the elements of outputs that leave the tolerance where rounded numbers move in their last bits.
+        """Find the elements of outputs that rounding decides, in which `runner` may differ from the torch model.
 
-        Such is the angle of a negative number whose imaginary part is the rounding of a sum: pi or -pi; and, at fp16,
-        the class of a pixel for which two scores are almost equal. `differing` are the outputs in which `runner`
-        differs from the torch model. These numbers are those of the inputs and constants of the frontend's program that
-        fp16 cannot hold. The result has the outputs whose other elements are as expected; at most a share of each
-        output moves. Logs the number of elements of each of `differing`.
+        `differing` are the outputs in which it does. The numbers that are moved are those of the inputs and constants
+        of the frontend's program. Integers, such as the places of the largest elements, are asked for on ordinary
+        numbers only, since the order of equal elements is compared on ties. The result has the outputs whose other
+        elements are as expected. Logs the number of elements of each of `differing`.
         """
         if any(each.reason for each in differing):
             return {}
-        tolerance = self._module.tolerance if runner is self._before else self._tolerance
-        with np.errstate(invalid="ignore"):  # infinities in both
-            changed = self._find_moving_elements(
-                expected, feeds, plan, {each.output for each in differing}, runner, rounding, tolerance)
+
+        def name_results(found: Mapping[int | str, Array]) -> dict[str, Array]:
+            return {name: found[number if number < len(self._before.outputs) else name]
+                    for number, name in enumerate(expected)}
+
         given = feeds if runner is self._before else plan.feeds
+        tolerance = self._module.tolerance if runner is self._before else self._tolerance
+        before = name_results(self._before(feeds, copy_state(plan)))
+        found = before if runner is self._before else name_results(runner(plan.feeds, copy_state(plan)))
+        names = {each.output for each in differing}
+        changed = find_undetermined(
+            expected, found, before, lambda *move: name_results(self._run_moved(feeds, plan, *move)), names, rounding,
+            tolerance, kinds="f" if plan.adversarial else "fiub")
         wrong = {each.output for each in _find_differing_outputs(expected, runner, given, plan, tolerance, changed)}
         undetermined = {name: elements for name, elements in changed.items() if name not in wrong}
-        if all(each.output in undetermined for each in differing):
-            for name in sorted(each.output for each in differing):
-                _log.warning("check: %d of %d elements of %s were not compared at %s: they are decided by rounding, as "
-                             "%s", np.count_nonzero(undetermined[name]), undetermined[name].size, name,
-                             _describe_plan(plan), rounding.example)
+        if names <= undetermined.keys():
+            for text in describe_undetermined(undetermined, names, _describe_plan(plan), rounding):
+                _log.warning("check: %s", text)
         return undetermined
-
-    def _find_moving_elements(
-        self, expected: Mapping[str, Array], feeds: Mapping[str, Array], plan: Plan, names: Collection[str],
-        runner: ProgramRunner, rounding: _Rounding, tolerance: float,
-    ) -> dict[str, Array]:
-        """Find the elements that move, by output, until those of `names` that differ from the expected ones have.
-
-        Integers, such as the places of the largest elements, are asked for on ordinary numbers only, since the order of
-        equal elements is compared on ties. Nor does the result have outputs that move in proportion to the numbers, as
-        those do whose errors grow with the layers: a choice between two elements changes or does not.
-        """
-        keys: dict[str, int | str] = {name: number if number < len(self._before.outputs) else name
-                                      for number, name in enumerate(expected)}
-        before = self._before(feeds, copy_state(plan))
-        found = before if runner is self._before else runner(plan.feeds, copy_state(plan))
-        kinds = "f" if plan.adversarial else "fiub"
-        keys = {name: key for name, key in keys.items() if expected[name].dtype.kind in kinds and (
-            before[key].dtype.kind in kinds) and expected[name].shape == before[key].shape == found[key].shape}
-        wanted = {name: expected[name].astype(np.float64) for name in keys}
-        changed = {name: np.zeros(value.shape, bool) for name, value in wanted.items()}
-        allowed = {name: tolerance * np.max(np.abs(value), initial=0.0, where=np.isfinite(value))
-                   if expected[name].dtype.kind == "f" else 0.0 for name, value in wanted.items()}
-        differing = {name: np.abs(found[keys[name]] - value) > allowed[name] for name, value in wanted.items()
-                     if name in names}
-        if any(np.mean(elements) > rounding.max_share for elements in differing.values()):
-            return {}
-        counts = {name: np.zeros(2) for name in keys}
-        for number, units in enumerate(rounding.most, start=1):
-            whole, half = ({name: np.abs(value[keys[name]] - before[keys[name]].astype(np.float64)) for name in keys
-                            if value[keys[name]].shape == changed[name].shape}
-                           for value in (self._run_moved(feeds, plan, number, units, unit)
-                                         for unit in (rounding.unit, rounding.unit / 2)))
-            for name in whole.keys() & half.keys():
-                moving = whole[name] > allowed[name]
-                changed[name] |= moving
-                is_proportional = np.abs(half[name][moving] / whole[name][moving] - 0.5) < 0.25
-                counts[name] += np.count_nonzero(is_proportional), np.count_nonzero(moving)
-            left = {name: elements for name, elements in differing.items() if np.any(elements & ~changed[name])}
-            if not left or number == _MOVED_RUNS_IN_VAIN and not all(
-                    np.any(elements & changed[name]) for name, elements in left.items()):
-                break
-        return {name: elements for name, elements in changed.items() if np.mean(elements) <= rounding.max_share
-                and counts[name][0] <= rounding.max_proportional_share * counts[name][1]}
 
     def _run_moved(
         self, feeds: Mapping[str, Array], plan: Plan, seed: int, units: int, unit: float
     ) -> dict[int | str, Array]:
         """Run the frontend's program with inputs and constants moved by at most so many units."""
         random = np.random.default_rng(seed)
-        constants, inputs = ({name: _move_numbers(value, units, unit, random) for name, value in values}
+        constants, inputs = ({name: move_numbers(value, units, unit, random) for name, value in values}
                              for values in (_iterate_float_constants(self._frontend), feeds.items()))
         return ProgramRunner(self._frontend, constants=constants)(inputs, copy_state(plan))
 
@@ -343,20 +288,6 @@ def _iterate_float_constants(program: Program) -> Iterator[tuple[str, Array]]:
     for op in program.functions["main"].operations:
         if op.op_type == "const" and (value := np.asarray(op.outputs[0].val)).dtype.kind == "f":
             yield op.outputs[0].name, value
-
-
-def _move_numbers(value: Array, units: int, unit: float, random: np.random.Generator) -> Array:
-    """Return `value` with floats that fp16 cannot hold, which are rounded ones, moved by at most so many units.
-
-    A unit is a fraction of the power of two below the number, so that a number that fp16 rounds to 0 stays what it is.
-    """
-    if value.dtype.kind != "f":
-        return value
-    with np.errstate(over="ignore"):
-        rounded = (value.astype(np.float16) != value) & (np.abs(value) < MIN_FP16_OVERFLOW)
-    power = np.spacing(np.abs(value)) / np.finfo(value.dtype).eps
-    moved = value + unit * power * random.integers(-units, units + 1, value.shape)
-    return np.where(rounded, moved, value).astype(value.dtype)
 
 
 def _limit_constants(program: Program) -> dict[str, Array]:

@@ -777,6 +777,33 @@ def test_what_a_pass_does_wrong_is_not_excused_by_choices(choice, replace):
         PASS_REGISTRY.passes.pop("tests::replaces")
 
 
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize("form", ["module", "trace", "export"])
+@pytest.mark.parametrize("choice", CHOICES)
+def test_verify_beside_a_module_leaves_choices_out(choice, form):
+    module = Scores(CHOICES[choice]).eval()
+    given = module if form == "module" else captured(module, (IMAGE,), form)
+    kept = [value.clone() for value in module.parameters()]
+    model = ct.convert(captured(module, (IMAGE,), "trace"), inputs=input_types((IMAGE,)), skip_model_load=True,
+                       minimum_deployment_target=ct.target.iOS16)
+    report = ane.verify(given, model)
+    counts = [map(int, re.findall(r"\d+", note)[:2]) for note in report.notes if "decided by rounding" in note]
+    assert report.equal and counts
+    assert all(0 < left_out < size * (0.3 if choice == "places" else 0.05) for left_out, size in counts)
+    assert all(map(torch.equal, kept, module.parameters()))
+
+
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("wrong", [torch.neg, lambda x: x - x.amax(2, keepdim=True) * 0.03], ids=["negated", "bent"])
+def test_verify_does_not_excuse_wrong_programs_by_choices(choice, wrong):
+    module, finish = Scores(CHOICES[choice]).eval(), CHOICES[choice]
+    other = Scores(lambda x, codes: finish(wrong(x), codes)).eval()
+    model = ct.convert(captured(other, (IMAGE,), "trace"), inputs=input_types((IMAGE,)), skip_model_load=True,
+                       minimum_deployment_target=ct.target.iOS16)
+    assert ane.verify(module, model).status == "different"
+
+
 @pytest.mark.parametrize("model", [
     lambda x: torch.sin(torch.cumsum(x.abs() * 700.7, -1)), lambda x: (1 / (x.relu() + 1e-9)) * (x < 0.3),
     lambda x: torch.floor(torch.cumsum(x.abs() * 700.7, -1)).int(),

@@ -1,0 +1,109 @@
+"""Elements of outputs that rounding decides: they leave the tolerance where rounded numbers move in their last bits.
+
+Such is the angle of a negative number whose imaginary part is the rounding of a sum, pi or -pi, and, at fp16, the class
+of a pixel for which two scores are almost equal. A comparison with what a program was converted from leaves them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .trace import MIN_FP16_OVERFLOW
+
+__all__ = ["FP16_ROUNDING", "FP32_ROUNDING", "Rounding", "describe_undetermined", "find_undetermined", "move_numbers"]
+
+Array = np.ndarray[Any, Any]
+
+_MOVED_RUNS_IN_VAIN = 12
+"Runs after which an output of which no differing element has moved is wrong."
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """How far numbers are moved to find the elements of outputs that rounding to a dtype decides."""
+
+    unit: float
+    "The smallest move, as a fraction of the power of two below the number."
+    most: tuple[int, ...]
+    "The most units by which a number is moved, by run."
+    max_share: float
+    "The largest share of an output's elements that may be left out of the comparison."
+    max_proportional_share: float
+    "The largest share of the moving elements that may move half as far where the numbers do: these are errors."
+    example: str
+
+
+FP32_ROUNDING = Rounding(2.0**-23, (4, 4, 4, 4, 16, 16, 16, 16, *[64] * 24), 0.1, 1.0,
+                         "the angle of a negative number whose imaginary part is the rounding of a sum")
+"64 units are a tenth of the tolerance at fp32."
+FP16_ROUNDING = Rounding(2.0**-11, (1, 1, 1, 1, 2, 2, 2, 2, *[4] * 24), 0.5, 0.25,
+                         "the larger one of two numbers that are equal at fp16")
+"Four units are a tenth of the tolerance at fp16."
+
+
+def find_undetermined(
+    expected: Mapping[str, Array], found: Mapping[str, Array], start: Mapping[str, Array],
+    run_moved: Callable[[int, int, float], Mapping[str, Array]], names: Collection[str], rounding: Rounding,
+    tolerance: float, kinds: str = "fiub",
+) -> dict[str, Array]:
+    """Find the elements that move, by output, until those of `names` that differ from the expected ones have.
+
+    `run_moved(seed, units, unit)` runs what gave `start` with its rounded numbers moved by at most so many units.
+    Outputs of dtypes other than `kinds` are left alone. The result does not have outputs that move in proportion to the
+    numbers, as those do whose errors grow with the layers: a choice between two elements changes or does not.
+    """
+    shared = [name for name, value in expected.items() if value.dtype.kind in kinds and (
+        start[name].dtype.kind in kinds) and value.shape == start[name].shape == found[name].shape]
+    wanted = {name: expected[name].astype(np.float64) for name in shared}
+    changed = {name: np.zeros(value.shape, bool) for name, value in wanted.items()}
+    allowed = {name: tolerance * np.max(np.abs(value), initial=0.0, where=np.isfinite(value))
+               if expected[name].dtype.kind == "f" else 0.0 for name, value in wanted.items()}
+    with np.errstate(invalid="ignore"):  # infinities in both
+        differing = {name: np.abs(found[name] - value) > allowed[name] for name, value in wanted.items()
+                     if name in names}
+        if any(np.mean(elements) > rounding.max_share for elements in differing.values()):
+            return {}
+        counts = {name: np.zeros(2) for name in shared}
+        for number, units in enumerate(rounding.most, start=1):
+            whole, half = ({name: np.abs(value[name] - start[name].astype(np.float64)) for name in shared
+                            if value[name].shape == changed[name].shape}
+                           for value in (run_moved(number, units, unit) for unit in (rounding.unit, rounding.unit / 2)))
+            for name in whole.keys() & half.keys():
+                moving = whole[name] > allowed[name]
+                changed[name] |= moving
+                is_proportional = np.abs(half[name][moving] / whole[name][moving] - 0.5) < 0.25
+                counts[name] += np.count_nonzero(is_proportional), np.count_nonzero(moving)
+            left = {name: elements for name, elements in differing.items() if np.any(elements & ~changed[name])}
+            if not left or number == _MOVED_RUNS_IN_VAIN and not all(
+                    np.any(elements & changed[name]) for name, elements in left.items()):
+                break
+    return {name: elements for name, elements in changed.items() if np.mean(elements) <= rounding.max_share
+            and counts[name][0] <= rounding.max_proportional_share * counts[name][1]}
+
+
+def describe_undetermined(
+    undetermined: Mapping[str, Array], names: Collection[str], place: str, rounding: Rounding
+) -> Iterator[str]:
+    """Describe the elements of the outputs in `names` that were not compared at `place`, one text for each output."""
+    for name in sorted(names):
+        elements = undetermined[name]
+        yield (f"{np.count_nonzero(elements)} of {elements.size} elements of {name} were not compared at {place}: they "
+               f"are decided by rounding, as {rounding.example}")
+
+
+def move_numbers(value: Array, units: int, unit: float, random: np.random.Generator) -> Array:
+    """Return `value` with floats that fp16 cannot hold, which are rounded ones, moved by at most so many units.
+
+    A unit is a fraction of the power of two below the number, so that a number that fp16 rounds to 0 stays what it is.
+    """
+    if value.dtype.kind != "f":
+        return value
+    with np.errstate(over="ignore", invalid="ignore"):
+        rounded = (value.astype(np.float16) != value) & (np.abs(value) < MIN_FP16_OVERFLOW)
+        power = np.spacing(np.abs(value)) / np.finfo(value.dtype).eps
+        moved = value + unit * power * random.integers(-units, units + 1, value.shape)
+    return np.where(rounded, moved, value).astype(value.dtype)
