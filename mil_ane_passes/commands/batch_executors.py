@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from multiprocessing import current_process, get_context
 from multiprocessing.connection import wait
 from types import FrameType
@@ -76,6 +77,8 @@ class WorkerPool(Executor):
 
     def _run_in_pool(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         pool = self._get_pool()
+        if self._stopped:
+            raise KeyboardInterrupt
         try:
             return pool.submit(_run_interruptibly, fn, *args, **kwargs).result()
         except BrokenProcessPool as error:
@@ -98,22 +101,20 @@ class WorkerPool(Executor):
         return pool
 
     def interrupt(self) -> None:
-        """Interrupt the running jobs, so that they clean up, and drop the waiting ones."""
+        """Interrupt the running jobs, so that they clean up, and drop the waiting ones; those of workers that are
+        starting end when they begin."""
+        self._stopped = True  # before the pools are listed: a thread reads it after it has added its own
         self._threads.shutdown(wait=False, cancel_futures=True)
-        self._signal_worker(signal.SIGINT)
-
-    def _signal_worker(self, number: int) -> None:
         for pid in list(self._pools.values()):
-            if pid.done() and pid.exception() is None:
-                # The worker may have ended since its pid was read.
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid.result(), number)
+            pid.add_done_callback(partial(_signal_worker, signal.SIGINT))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         try:
             self._threads.shutdown(wait=wait, cancel_futures=cancel_futures)
         except KeyboardInterrupt:  # second interrupt: do not wait any longer
-            self._signal_worker(signal.SIGKILL)
+            for pid in list(self._pools.values()):
+                if pid.done():
+                    _signal_worker(signal.SIGKILL, pid)
             raise
         finally:
             for pool in list(self._pools):
@@ -122,6 +123,13 @@ class WorkerPool(Executor):
             for name in self._set:
                 os.environ.pop(name, None)
             self._set = {}
+
+
+def _signal_worker(number: int, pid: Future[int]) -> None:
+    """Send a signal to the worker of which `pid` is known, if it has started."""
+    if not pid.cancelled() and pid.exception() is None:
+        with contextlib.suppress(ProcessLookupError):  # it may have ended since its pid was read
+            os.kill(pid.result(), number)
 
 
 class _WorkerState:
@@ -133,8 +141,9 @@ class _WorkerState:
 def _start_worker() -> None:
     """Initialize a worker; runs in its main thread, with interrupts blocked."""
     _WorkerState.idle.set()
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, _handle_interrupt)
+    signal.signal(signal.SIGINT, _handle_interrupt)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
+        signal.signal(signal.SIGHUP, _handle_interrupt)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_watch_parent, daemon=True).start()
     hide_optional_packages()
@@ -143,8 +152,10 @@ def _start_worker() -> None:
 def _run_interruptibly(job: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Run `job` and return its result; an interrupt ends it."""
     _WorkerState.idle.clear()
-    _WorkerState.is_busy, _WorkerState.interrupted = True, False
+    _WorkerState.is_busy = True
     try:
+        if _WorkerState.interrupted:
+            raise KeyboardInterrupt
         return job(*args, **kwargs)
     finally:
         _WorkerState.is_busy = False
@@ -152,9 +163,12 @@ def _run_interruptibly(job: Callable[..., Any], /, *args: Any, **kwargs: Any) ->
 
 
 def _handle_interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt once for each job: a second interrupt must not stop the cleanup."""
-    if _WorkerState.is_busy and not _WorkerState.interrupted:
-        _WorkerState.interrupted = True
+    """Raise KeyboardInterrupt in the running job, or the next one if there is none.
+
+    It is raised once: a second interrupt must not stop the cleanup.
+    """
+    is_first, _WorkerState.interrupted = not _WorkerState.interrupted, True
+    if _WorkerState.is_busy and is_first:
         if is_importing(frame):  # an import may swallow the exception
             close_all_stagings()
             os._exit(1)

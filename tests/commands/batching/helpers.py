@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
+import time
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
@@ -86,3 +87,9 @@ class Answer:
         if self._error is not None:
             raise self._error
         return pickle.loads(self._letter)
+
+
+def write_late(path: str) -> None:
+    """A job of three seconds, whose end leaves a file."""
+    time.sleep(3)
+    Path(path).touch()

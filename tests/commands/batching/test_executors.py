@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,11 +15,16 @@ import pytest
 import torch  # noqa: F401  (before it is hidden)
 
 from mil_ane_passes import InputError, batch
-from mil_ane_passes.commands.batch_executors import WorkerPool, connect_to_dask
+from mil_ane_passes.commands.batch_executors import (
+    WorkerPool,
+    _run_interruptibly,
+    _start_worker,
+    connect_to_dask,
+)
 from mil_ane_passes.commands.main import main
 from tests.without_torch import ABSENT, hide_torch
 
-from .helpers import IDLE, REWRITTEN, ByPost, Deadly, files, packages, shown, statuses
+from .helpers import IDLE, REWRITTEN, ByPost, Deadly, files, packages, shown, statuses, write_late
 
 DONE = {"c": "unchanged", "b": "written", "a": "unchanged"}
 
@@ -133,6 +139,35 @@ def test_a_worker_does_not_outlive_its_parent(tmp_path):
         while time.monotonic() < deadline:
             os.kill(worker, 0)
             time.sleep(0.05)
+
+
+@pytest.mark.parametrize("starts", [False, True], ids=["a worker that is not there", "a worker that starts"])
+def test_jobs_of_a_worker_that_starts_are_interrupted(starts, tmp_path):
+    with WorkerPool(1) as workers:
+        job = workers.submit(write_late, str(tmp_path / "done"))
+        while starts and not workers._pools:
+            time.sleep(0.001)
+        workers.interrupt()
+    assert job.cancelled() or isinstance(job.exception(), KeyboardInterrupt)
+    assert not (tmp_path / "done").exists()
+
+
+def test_an_idle_worker_that_is_interrupted_begins_no_job(tmp_path):
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), initializer=_start_worker) as pool:
+        os.kill(pool.submit(os.getpid).result(), signal.SIGINT)
+        assert isinstance(pool.submit(_run_interruptibly, write_late, str(tmp_path / "done")).exception(),
+                          KeyboardInterrupt)
+    assert not (tmp_path / "done").exists()
+
+
+def test_a_worker_ignores_the_signals_that_its_parent_ignores(tmp_path):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        with WorkerPool(1) as workers:
+            os.kill(workers.submit(os.getpid).result(), signal.SIGHUP)
+            assert workers.submit(len, "abc").result() == 3
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_the_cores_are_shared():
