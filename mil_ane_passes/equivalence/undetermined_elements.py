@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ..utils.errors import InputError
 from .trace import MIN_FP16_OVERFLOW
 
 __all__ = ["FP16_ROUNDING", "FP32_ROUNDING", "Rounding", "describe_undetermined", "find_undetermined", "move_numbers"]
@@ -53,10 +54,11 @@ def find_undetermined(
     """Find the elements that move, by output, until those of `names` that differ from the expected ones have.
 
     `run_moved(seed, units, unit)` runs what gave `start` with its rounded numbers moved by at most so many units.
-    Outputs of dtypes other than `kinds` are left alone. The result does not have outputs that move in proportion to the
-    numbers, as those do whose errors grow with the layers: a choice between two elements changes or does not.
+    Outputs of dtypes other than `kinds` are left alone, and all of them if a run with moved numbers fails, as with an
+    index that is computed from them. The result does not have outputs that move in proportion to the numbers, as those
+    do whose errors grow with the layers: a choice between two elements changes or does not.
     """
-    shared = [name for name, value in expected.items() if value.dtype.kind in kinds and (
+    shared = [name for name, value in expected.items() if value.size and value.dtype.kind in kinds and (
         start[name].dtype.kind in kinds) and value.shape == start[name].shape == found[name].shape]
     wanted = {name: expected[name].astype(np.float64) for name in shared}
     changed = {name: np.zeros(value.shape, bool) for name, value in wanted.items()}
@@ -69,9 +71,12 @@ def find_undetermined(
             return {}
         counts = {name: np.zeros(2) for name in shared}
         for number, units in enumerate(rounding.most, start=1):
+            try:
+                moved = [run_moved(number, units, unit) for unit in (rounding.unit, rounding.unit / 2)]
+            except InputError:
+                return {}
             whole, half = ({name: np.abs(value[name] - start[name].astype(np.float64)) for name in shared
-                            if value[name].shape == changed[name].shape}
-                           for value in (run_moved(number, units, unit) for unit in (rounding.unit, rounding.unit / 2)))
+                            if value[name].shape == changed[name].shape} for value in moved)
             for name in whole.keys() & half.keys():
                 moving = whole[name] > allowed[name]
                 changed[name] |= moving

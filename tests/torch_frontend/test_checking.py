@@ -793,6 +793,28 @@ def test_verify_beside_a_module_leaves_choices_out(choice, form):
     assert all(map(torch.equal, kept, module.parameters()))
 
 
+class ReadsRows(torch.nn.Module):
+    """Rows of a table, chosen by sums that have to be natural numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(8, 4)
+        self.parts = torch.nn.Parameter(torch.full((10,), 0.1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.table(torch.ceil(-self.parts.sum() + 1).long() + torch.argmax(x, 1))
+
+
+def test_verify_of_numbers_that_cannot_be_moved_says_different():
+    module, x = ReadsRows().eval(), torch.randn(2, 8)
+    model = ct.convert(captured(module, (x,), "trace"), inputs=input_types((x,)), skip_model_load=True,
+                       minimum_deployment_target=ct.target.iOS16)
+    assert ane.verify(module, model).equal
+    with torch.no_grad():
+        module.table.weight[0, 0] += 0.5
+    assert ane.verify(module, model, feeds={"x0": np.eye(8, dtype=np.float32)[[0, 7]]}).status == "different"
+
+
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("choice", CHOICES)
 @pytest.mark.parametrize("wrong", [torch.neg, lambda x: x - x.amax(2, keepdim=True) * 0.03], ids=["negated", "bent"])
