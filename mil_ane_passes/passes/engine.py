@@ -36,7 +36,15 @@ from ..utils.garbage_collection import pause_garbage_collection
 from ..utils.mapped_files import check_files_of
 from .contract import ANY_OP, BlockRewrite, BlockRule, Hit, Miss, PlanRule, ProgramRewrite, Rewrite, Rule
 from .pass_trace import PassTrace, record_result
-from .rule_class import Position, RuleFailure, convert_rule_errors, format_rule_location, is_rule_fault, make_rule_error
+from .rule_class import (
+    Position,
+    RuleFailure,
+    check_answer,
+    convert_rule_errors,
+    format_rule_location,
+    is_rule_fault,
+    make_rule_error,
+)
 from .targets import is_applicable, parse_target
 
 __all__ = [
@@ -90,9 +98,7 @@ def iterate_hits_and_misses(
         for at, ask in _iterate_match_calls(rule, program, op_index, blocks):
             try:
                 for answer in ask():
-                    if not isinstance(answer, (Hit, Miss)):
-                        raise RuleError(
-                            f"{format_rule_location(type(rule))} returned {answer!r}; expected a Hit or a Miss")
+                    check_answer(rule, answer)
                     yield at.function or get_function_name(program, answer.op), answer
             except Exception as error:
                 if not is_rule_fault(error):

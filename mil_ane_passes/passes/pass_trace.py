@@ -8,7 +8,7 @@ from typing import Any
 
 from .contract import Exactness, Hit, Miss, Rewrite, Rule
 from .finding import Finding, build_finding
-from .rule_class import RuleFailure
+from .rule_class import RuleFailure, check_answer
 
 __all__ = ["Change", "PassTrace", "record_result"]
 
@@ -129,7 +129,8 @@ class PassTrace:
 
 
 def record_result(trace: PassTrace, rule: Rule, function: str, answer: Hit | Miss) -> None:
-    """Add an answer of `rule` to its trace."""
+    """Add an answer of `rule` to its trace; raises RuleError for anything else."""
+    check_answer(rule, answer)
     if isinstance(answer, Hit):
         trace.fired.append(build_finding(rule, answer, function))
         if isinstance(rule, Rewrite):

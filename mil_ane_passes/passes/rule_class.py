@@ -23,18 +23,22 @@ from .contract import (
     BlockRule,
     Evidence,
     Exactness,
+    Hit,
+    Miss,
     PlanRule,
     ProgramRewrite,
     Rewrite,
     Rule,
     Severity,
 )
+from .targets import GENERATIONS, Gate
 
 __all__ = [
     "RULE_BASE_CLASSES",
     "Position",
     "RuleFailure",
     "assign_default_name",
+    "check_answer",
     "convert_rule_errors",
     "find_flaw",
     "format_class_location",
@@ -195,6 +199,12 @@ class Position:
     op: Operation | None = None
 
 
+def check_answer(rule: Rule, answer: object) -> None:
+    """Raise RuleError if `answer`, a result of one of the rule's match methods, is neither a Hit nor a Miss."""
+    if not isinstance(answer, (Hit, Miss)):
+        raise RuleError(f"{format_rule_location(type(rule))} returned {answer!r}; expected a Hit or a Miss")
+
+
 def find_flaw(rule: type[Rule], *, ours: bool, quick: bool = False) -> str:
     """Find the first flaw of a rule class and return it as what was found and what was expected.
 
@@ -241,6 +251,16 @@ def _iterate_naming_flaws(rule: type[Rule], ours: bool) -> Iterator[str]:
                f"{', '.join(sorted(_RESERVED_NAMES))}")
 
 
+def _iterate_target_flaws(rule: type[Rule]) -> Iterator[str]:
+    if not isinstance(rule.targets, Gate):
+        yield f"has targets={rule.targets!r}; expected a Gate, such as Gate('m1', 'm4')"
+        return
+    try:
+        rule.targets.includes(GENERATIONS[0])
+    except AnePassesError as error:
+        yield f"has targets={rule.targets!r}, which is not valid: {error}"
+
+
 def _iterate_field_flaws(rule: type[Rule]) -> Iterator[str]:
     for field in ("roots", "after"):
         value: Any = getattr(rule, field)
@@ -248,6 +268,7 @@ def _iterate_field_flaws(rule: type[Rule]) -> Iterator[str]:
             yield f"has {field}={value!r}; expected a tuple of strings, such as ('relu',)"
     if not isinstance(rule.evidence, tuple) or not all(isinstance(each, Evidence) for each in rule.evidence):
         yield f"has evidence={rule.evidence!r}; expected a tuple of Measured, Vendor or Community"
+    yield from _iterate_target_flaws(rule)
     if rule.severity is not None and not isinstance(rule.severity, Severity):
         yield f"has severity={rule.severity!r}; expected a Severity, such as Severity.SLOW"
     if rule.stage not in STAGES:

@@ -202,6 +202,11 @@ def test_an_entry_point_that_gives_no_rule_is_left_out(plugin, caplog, capsys, t
         ('preset = "safe"', 'exactness = "bitwise"', "it has exactness='bitwise'; expected an Exactness"),
         ('preset = "safe"', 'preset = "safe"; interface = True',
          "it has preset 'safe' and changes dtypes of inputs and outputs; expected preset 'named'"),
+        *(('preset = "safe"', f"preset = 'safe'; targets = {wrong!r}",
+           f"it has targets={wrong!r}; expected a Gate, such as Gate('m1', 'm4')")
+          for wrong in ("m4", ("m4",), None, [])),
+        ('preset = "safe"', "from mil_ane_passes.passes.targets import Gate; targets = Gate('m99')",
+         "it has targets=Gate(first='m99', last=''), which is not valid: target 'm99' is unknown"),
         ('preset = "safe"', 'name = "full"', "it has name 'full', which is not a valid pass name"),
         ('preset = "safe"', 'name = "two-words"', "it has name 'two-words', which is not a valid pass name"),
         ("def rewrite", "def rewrites", "it does not define rewrite(); expected match and rewrite"),
@@ -332,6 +337,14 @@ def test_a_rewrite_of_a_preset_that_fails_is_left_out(plugin):
     report = ane.rewrite(squares())
     (only,) = [each for each in report.failed if each.rule == "square_by_mul"]
     assert only.reason.startswith("AttributeError: ") and report.status == "unchanged"
+
+
+@pytest.mark.parametrize("answer", ["None", "True"])
+def test_a_rewrite_that_answers_something_else_is_left_out(plugin, answer):
+    text = source().replace('return Hit(op, note="squared")', f"return {answer}")
+    plugin("newcomer_rules", text.replace('preset = "named"', 'preset = "safe"'))
+    (only,) = [each for each in ane.rewrite(squares()).failed if each.rule == "square_by_mul"]
+    assert f"returned {answer}; expected a Hit or a Miss" in only.reason
 
 
 def test_a_rewrite_that_fails_is_named(plugin):
