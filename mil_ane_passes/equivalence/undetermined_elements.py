@@ -23,6 +23,10 @@ _MOVED_RUNS_IN_VAIN = 12
 "Runs after which an output of which no differing element has moved is wrong."
 
 
+_FEW_ELEMENTS = 16
+"The most elements of which a share says little."
+
+
 @dataclass(frozen=True)
 class Rounding:
     """How far numbers are moved to find the elements of outputs that rounding to a dtype decides."""
@@ -56,7 +60,8 @@ def find_undetermined(
     `run_moved(seed, units, unit)` runs what gave `start` with its rounded numbers moved by at most so many units.
     Outputs of dtypes other than `kinds` are left alone, and all of them if a run with moved numbers fails, as with an
     index that is computed from them. The result does not have outputs that move in proportion to the numbers, as those
-    do whose errors grow with the layers: a choice between two elements changes or does not.
+    do whose errors grow with the layers: a choice between two elements changes or does not. Of few integers, such as
+    counts of the pixels of a class, any share may differ if each of those found is one that a moved run gives.
     """
     shared = [name for name, value in expected.items() if value.size and value.dtype.kind in kinds and (
         start[name].dtype.kind in kinds) and value.shape == start[name].shape == found[name].shape]
@@ -67,7 +72,9 @@ def find_undetermined(
     with np.errstate(invalid="ignore"):  # infinities in both
         differing = {name: np.abs(found[name] - value) > allowed[name] for name, value in wanted.items()
                      if name in names}
-        if any(np.mean(elements) > rounding.max_share for elements in differing.values()):
+        given = {name: np.zeros(elements.shape, bool) for name, elements in differing.items()
+                 if elements.size <= _FEW_ELEMENTS and expected[name].dtype.kind != "f"}
+        if any(np.mean(elements) > rounding.max_share for name, elements in differing.items() if name not in given):
             return {}
         counts = {name: np.zeros(2) for name in shared}
         for number, units in enumerate(rounding.most, start=1):
@@ -82,12 +89,18 @@ def find_undetermined(
                 changed[name] |= moving
                 is_proportional = np.abs(half[name][moving] / whole[name][moving] - 0.5) < 0.25
                 counts[name] += np.count_nonzero(is_proportional), np.count_nonzero(moving)
-            left = {name: elements for name, elements in differing.items() if np.any(elements & ~changed[name])}
+            for name, value in ((name, value[name]) for value in moved for name in given):
+                if value.shape == given[name].shape:
+                    given[name] |= value == found[name]
+            left = {name: elements for name, elements in differing.items()
+                    if np.any(elements & ~given.get(name, changed[name]))}
             if not left or number == _MOVED_RUNS_IN_VAIN and not all(
                     np.any(elements & changed[name]) for name, elements in left.items()):
                 break
-    return {name: elements for name, elements in changed.items() if np.mean(elements) <= rounding.max_share
-            and counts[name][0] <= rounding.max_proportional_share * counts[name][1]}
+    return {name: elements for name, elements in changed.items()
+            if name not in given and np.mean(elements) <= rounding.max_share
+            and counts[name][0] <= rounding.max_proportional_share * counts[name][1]} | {
+                name: differing[name] for name in given if not np.any(differing[name] & ~given[name])}
 
 
 def describe_undetermined(

@@ -793,6 +793,36 @@ def test_verify_beside_a_module_leaves_choices_out(choice, form):
     assert all(map(torch.equal, kept, module.parameters()))
 
 
+class Areas(torch.nn.Module):
+    """The number of pixels of the first `count` classes."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.scores, self.count = torch.nn.Conv2d(3, 5, 3), count
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        classes = self.scores(x).argmax(1, keepdim=True)
+        return (classes == torch.arange(self.count).reshape(-1, 1, 1)).sum((2, 3))
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_verify_takes_counts_that_rounding_moves(count):
+    module = Areas(count).eval()
+    model = ct.convert(captured(module, (IMAGE,), "trace"), inputs=input_types((IMAGE,)), skip_model_load=True,
+                       minimum_deployment_target=ct.target.iOS16)
+    notes = []
+    for seed in range(8):
+        x = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(seed))
+        report = ane.verify(module, model, feeds={"x0": x.numpy()})
+        assert report.equal
+        notes += report.notes
+    assert any(re.match(rf"[1-5] of {count} elements .* are decided by rounding", note) for note in notes)
+    with torch.no_grad():
+        module.scores.bias[0] += 0.02
+    assert ane.verify(module, model).status == "different"
+
+
 class ReadsRows(torch.nn.Module):
     """Rows of a table, chosen by sums that have to be natural numbers."""
 
