@@ -24,6 +24,7 @@ from ..equivalence.user_inputs import UserInputs
 from ..ir.printer import diff_program_texts, format_program
 from ..ir.query import count_ops
 from ..package import CopyAhead, Package, check_destination, save
+from ..package.model import NOT_SAVED
 from ..passes.contract import Exactness, Rewrite
 from ..passes.engine import PassTrace
 from ..passes.forecast import Forecaster
@@ -339,6 +340,8 @@ def write_result(
         save(report.package, path, overwrite=options.overwrite, link=options.link, ahead=ahead,
              read_back=options.verify)
         report.weight_bytes_after = sum(file.stat().st_size for file in path.rglob("*.bin"))
+    if isinstance(report.package, Package) and report.changed and not before.keeps_interface and not before.upgraded:
+        report.package.name = NOT_SAVED if path is None else fspath(path)
     report.status = "unchanged" if not report.changed else ("written" if path is not None else "in memory")
 
 

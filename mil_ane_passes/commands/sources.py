@@ -99,12 +99,9 @@ def open_source(source: Any, precision: str = "fp16") -> OpenedSource:
         converted = getattr(source, "_mil_program", None)
         if isinstance(converted, Program):
             copy_scopes(converted, package.program)
-        # coremltools removes the package of a converted model at exit: its path is of no use in printed commands
-        unsaved = package.upgraded is None and getattr(source, "is_temp_package", False)
         function = getattr(source, "function_name", None)
         is_one_of_several = len(package.program.functions) > 1 and function in package.program.functions
-        return replace(_open_package(package, "a model in memory" if unsaved else None),
-                       function=function if is_one_of_several else None)
+        return replace(_open_package(package), function=function if is_one_of_several else None)
     if is_network(source):
         return _open_package(upgrade_to_package(source, "the model", precision))
     spec = "; save a spec first: ct.models.MLModel(spec, weights_dir=...).save(path)"

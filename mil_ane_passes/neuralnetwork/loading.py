@@ -19,7 +19,7 @@ from .. import package as packages
 from ..package import Package
 from ..package.executorch_blob import MODEL, unpack_folder
 from ..package.executorch_program import Blob, ExecutorchProgram, find_address
-from ..package.model import NetworkFound
+from ..package.model import NOT_SAVED, NetworkFound
 from ..package.write_errors import convert_write_errors
 from ..utils.errors import InputError
 from ..utils.locking import synchronized
@@ -95,11 +95,14 @@ def load_model(mlmodel: Any, precision: str = _PRECISION) -> Package:
     if getattr(mlmodel, "package_path", None) is None and is_network(mlmodel.get_spec()):
         return upgrade_to_package(mlmodel.get_spec(), "the MLModel", precision)
     try:
-        return packages.package_of_mlmodel(mlmodel)
+        package = packages.package_of_mlmodel(mlmodel)
     except NetworkFound as found:
         if not is_network(found.spec):
             raise
         return upgrade_to_package(found.spec, "the MLModel", precision)
+    if getattr(mlmodel, "is_temp_package", False):  # coremltools removes it at exit: its path is of no use
+        package.name = NOT_SAVED
+    return package
 
 
 def is_network_file(path: str | os.PathLike[str]) -> bool:

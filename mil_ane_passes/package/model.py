@@ -33,6 +33,10 @@ class NetworkFound(InputError):
         self.spec = spec
 
 
+NOT_SAVED = "a model in memory"
+"The name in reports of a model that is at no path."
+
+
 class Package:
     """An .mlpackage: its program as pymil, weights mapped, and all that is needed to save it again.
 
@@ -41,8 +45,8 @@ class Package:
     are called `PART/FUNCTION`; `members` holds their paths and the names of parts that are not ML Programs.
     `program.chain` names the function of each part that runs; it is empty for a model that is not a pipeline.
     `upgraded` describes the NeuralNetwork from which the package was made in memory; None for a package on disk. `name`
-    is the name of the source in reports, if that is not its path. `is_delegate` is true for the package of a delegate
-    in an ExecuTorch program: the program declares its inputs and outputs, too.
+    is the name of the model in reports, if that is not its path: `NOT_SAVED` for a model in memory. `is_delegate` is
+    true for the package of a delegate in an ExecuTorch program: the program declares its inputs and outputs, too.
     """
 
     upgraded: UpgradedSource | None = None

@@ -61,8 +61,13 @@ def _list_target_arguments(report: LintReport) -> list[str]:
     return [] if report.target == "all" else ["--target", report.target]
 
 
-def format_split_command(report: LintReport, item: Finding) -> str:
-    """Format the command that makes the cuts of a finding; a second cut is made in the first part of the first."""
+def format_split_command(report: LintReport, item: Finding) -> str | None:
+    """Format the command that makes the cuts of a finding; None for a model that is not on disk.
+
+    A second cut is made in the first part of the first.
+    """
+    if not os.path.exists(report.model):
+        return None
     several = len(report.plan.program.functions) > 1
     commands: list[str] = []
     source = format_command_path(report.model)

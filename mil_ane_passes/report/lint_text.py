@@ -257,7 +257,8 @@ def _iterate_fix_lines(report: LintReport, findings: Sequence[Finding]) -> Itera
         if fix is not None and fix["pass"]:
             how = describe_pass(fix["exactness"], fix["preset"])
             words[f"{format_rewrite_command(report, [fix['pass']])} ({how})"] = None
-    words |= dict.fromkeys(format_split_command(report, item) for item in findings if item.split_at)
+    cuts = (format_split_command(report, item) for item in findings if item.split_at)
+    words |= dict.fromkeys(cut for cut in cuts if cut is not None)
     words |= dict.fromkeys(fix["advice"] for fix in fixes if fix is not None and fix["advice"])
     yield from (f"{'or' if number else 'fix'}: {each}" for number, each in enumerate(words))
 

@@ -228,8 +228,9 @@ def _list_passes(passes: Sequence[str]) -> str:
 def _suggest_otherwise(report: LintReport, failing: Sequence[Finding], tried: NextStep) -> NextStep:
     """Suggest a cut; or add the advice of the worst finding without a pass to what was `tried`."""
     cut = next((item for item in failing if item.split_at), None)
-    if cut is not None and os.path.exists(report.model):
-        return NextStep(format_split_command(report, cut), f"{tried.words} This cuts the model at %{cut.value} "
+    command = None if cut is None else format_split_command(report, cut)
+    if cut is not None and command is not None:
+        return NextStep(command, f"{tried.words} This cuts the model at %{cut.value} "
                         f"({cut.code} {cut.slug}), so that the rest can run on the ANE.",
                         note="no prediction: lint the parts to see where they run")
     for item in failing:

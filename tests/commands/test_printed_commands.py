@@ -116,6 +116,32 @@ def test_a_model_that_was_not_saved_is_not_named_by_its_temporary_path(tmp_path)
     assert report.status == "unchanged" and not printed(str(report)), str(report)
 
 
+def test_commands_for_a_rewritten_model_name_the_rewritten_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def body(ids):
+        words = mb.gather(x=make_weight(50, 16), indices=ids, axis=0, name="words")
+        return mb.linear(x=mb.cumsum(x=words, axis=1), weight=make_weight(8, 16), name="y")
+
+    program = build_program(body, dtype=types.int32, opset=ct.target.iOS17, ids=(1, 8))
+    model = ct.convert(program, convert_to="mlprogram", minimum_deployment_target=ct.target.iOS17,
+                       skip_model_load=True)
+    text = str(ane.lint(model, target="m4"))  # a lookup, which commands for models on disk cut off
+    assert "runtime-gather" in text and not printed(text)
+    model.save("m.mlpackage")
+    assert "--split-at" in str(ane.lint("m.mlpackage", target="m4"))
+    for source in (model, "m.mlpackage"):
+        made = ane.rewrite(source, "made.mlpackage", passes="triangle_cumsum", target="m4", overwrite=True)
+        assert made.status == "written"
+        text = str(ane.lint(made.package, target="m4"))
+        assert text.startswith("made.mlpackage on m4: ") and printed(text)
+        assert text == str(ane.lint("made.mlpackage", target="m4"))
+        unsaved = ane.rewrite(source, passes="triangle_cumsum", target="m4")
+        assert unsaved.status == "in memory"
+        text = str(ane.lint(unsaved.package, target="m4"))
+        assert text.startswith("a model in memory on m4: ") and not printed(text) and "m.mlpackage" not in text
+
+
 def test_lookups_are_cut_off_by_one_command_and_what_is_left_has_none(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     save_program(lookups(), "m.mlpackage")

@@ -88,7 +88,8 @@ class _FixTable:
             return -1
         made = {"pass": None, "exactness": None, "preset": None, "advice": None, **(fix or {})}
         commands = [format_rewrite_command(self._report, [made["pass"]])] if made["pass"] else []
-        commands += [format_split_command(self._report, item)] if item.split_at else []
+        cut = format_split_command(self._report, item) if item.split_at else None
+        commands += [] if cut is None else [cut]
         entry: dict[str, Any] = {name: None if value is None else sanitize_text(value) for name, value in made.items()}
         entry["how"] = describe_pass(made["exactness"], made["preset"]) if made["pass"] else None
         entry["commands"] = [sanitize_text(each) for each in commands]
