@@ -26,6 +26,7 @@ from .undetermined_elements import (
     describe_undetermined,
     find_undetermined,
     move_numbers,
+    replace_elements,
 )
 
 __all__ = [
@@ -144,7 +145,7 @@ def _compare_run(
     def judge(left_out: Mapping[str, Array]) -> list[OutputDifference]:
         found = []
         for name, value in mine.items():
-            wanted = np.where(left_out[name], value, other[name]) if name in left_out else other[name]
+            wanted = replace_elements(other[name], value, left_out.get(name))
             first, second = (value, wanted) if program_first else (wanted, value)
             found.append(limit.judge(name, first, second) if isinstance(limit, Accuracy) else
                          compare_within_tolerance(name, first, second, limit))

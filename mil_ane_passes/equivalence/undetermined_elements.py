@@ -15,14 +15,13 @@ import numpy as np
 from ..utils.errors import InputError
 from .trace import MIN_FP16_OVERFLOW
 
-__all__ = ["FP16_ROUNDING", "FP32_ROUNDING", "Rounding", "describe_undetermined", "find_undetermined", "move_numbers"]
+__all__ = ["FP16_ROUNDING", "FP32_ROUNDING", "Rounding", "describe_undetermined", "find_undetermined", "move_numbers",
+           "replace_elements"]
 
 Array = np.ndarray[Any, Any]
 
 _MOVED_RUNS_IN_VAIN = 12
 "Runs after which an output of which no differing element has moved is wrong."
-
-
 _FEW_ELEMENTS = 16
 "The most elements of which a share says little."
 
@@ -101,6 +100,14 @@ def find_undetermined(
             if name not in given and np.mean(elements) <= rounding.max_share
             and counts[name][0] <= rounding.max_proportional_share * counts[name][1]} | {
                 name: differing[name] for name in given if not np.any(differing[name] & ~given[name])}
+
+
+def replace_elements(expected: Array, found: Array, chosen: Array | None) -> Array:
+    """Return the expected values with those found where `chosen` is true, in the dtype by which they are compared."""
+    if chosen is None:
+        return expected
+    with np.errstate(invalid="ignore"):  # a NaN as an integer, which differs from it
+        return np.where(chosen, found, expected).astype(expected.dtype)
 
 
 def describe_undetermined(

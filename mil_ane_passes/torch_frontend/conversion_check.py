@@ -39,6 +39,7 @@ from ..equivalence.undetermined_elements import (
     describe_undetermined,
     find_undetermined,
     move_numbers,
+    replace_elements,
 )
 from ..equivalence.user_inputs import UserInputs
 from ..ir.query import get_flat_inputs, is_const, iterate_ops
@@ -356,7 +357,7 @@ def _find_differing_outputs(
         result = found[number] if number < len(compiled.outputs) else found[name]
         wanted = value if plan.asked else _take_undefined(value, result, bool(plan.adversarial))
         if left_out and name in left_out and left_out[name].shape == wanted.shape == np.shape(result):
-            wanted = np.where(left_out[name], result, wanted)
+            wanted = replace_elements(wanted, result, left_out[name])
         judged.append(compare_within_tolerance(name, wanted, result, tolerance))
     return [each for each in judged if not each.passed]
 

@@ -823,6 +823,27 @@ def test_verify_takes_counts_that_rounding_moves(count):
     assert ane.verify(module, model).status == "different"
 
 
+class AreasAndNumbers(torch.nn.Module):
+    """Areas of classes beside natural numbers that are exact, of which the first three are higher by `more`."""
+
+    def __init__(self, more: int) -> None:
+        super().__init__()
+        self.areas, self.more = Areas(5), more
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        exact = (x[:, :1].flatten(1)[:, :40] < 1e9).sum(0) * 900
+        return torch.cat([self.areas(x).flatten(), exact + self.more * (torch.arange(40) < 3)])
+
+
+@pytest.mark.parametrize("more", [0, 5])
+def test_integers_beside_those_that_rounding_decides_have_to_be_equal(more):
+    """Torch has integers and the program floats, for which 905 is near 900."""
+    model = ct.convert(captured(AreasAndNumbers(more).eval(), (IMAGE,), "trace"), inputs=input_types((IMAGE,)),
+                       skip_model_load=True, minimum_deployment_target=ct.target.iOS16)
+    report = ane.verify(AreasAndNumbers(0).eval(), model, feeds={"x0": IMAGE.numpy()})
+    assert report.equal == (not more) and any("decided by rounding" in note for note in report.notes) == (not more)
+
+
 class ReadsRows(torch.nn.Module):
     """Rows of a table, chosen by sums that have to be natural numbers."""
 
