@@ -200,6 +200,19 @@ def _require_flags(op: Operation, sweep: _BackwardSweep) -> OperandRequirements:
         yield op.x, [(0, 1)]
 
 
+def _require_share_of_sum(op: Operation, sweep: _BackwardSweep) -> OperandRequirements:
+    """Require of each element of a sum its share of the interval of the sum: the last of N tokens is `sum(mask) - 1`.
+
+    The share of a lower limit between 0 and 1 is 0: few draws of zeros and ones are all zeros.
+    """
+    axes = get_constant_value(op.axis if op.op_type == "cumsum" else op.axes)
+    reduced = range(op.x.rank) if axes is None else np.atleast_1d(axes).tolist()
+    count = math.prod(sweep.get_extent(op.x.shape[axis]) or math.nan for axis in reduced)
+    if not math.isnan(count):
+        low, high = (end / count for end in sweep.get_interval(op.outputs[0]))
+        yield op.x, [(0 if 0 < low < 1 else low, high)]
+
+
 def _require_positive(name: str) -> Callable[[Operation, _BackwardSweep], OperandRequirements]:
     return lambda op, sweep: [(op.inputs[name], [(1, math.inf)])]
 
@@ -219,5 +232,7 @@ _REQUIREMENTS: dict[str, Callable[[Operation, _BackwardSweep], OperandRequiremen
     "fill": _require_positive("shape"),
     "mul": _require_mask_values,
     "cast": _require_flags,
+    "cumsum": _require_share_of_sum,
+    "reduce_sum": _require_share_of_sum,
 }
-"Requirements on operands, by op type: for ops that select by index, multiplications that mask, and casts to bool."
+"Requirements on operands, by op type: for ops that select by index, for masks, casts to bool and sums."

@@ -93,6 +93,9 @@ REACHES = {
                                                          axis=0), 0, 19),
     "gather_nd": (lambda i: mb.gather_nd(x=mb.const(val=np.ones((ROWS, 3, 2), np.float32)),
                                          indices=mb.expand_dims(x=i, axes=[1])), 0, 19),
+    "the number of set flags": (lambda i: mb.gather(x=table(64), indices=guarded(mb.sub(
+        x=mb.reduce_sum(x=i, axes=[0]), y=1), 64), axis=0), 0, 1),
+    "positions of set flags": (lambda i: mb.gather(x=table(128), indices=mb.cumsum(x=i, axis=0), axis=0), 0, 1),
     "nothing": (lambda i: mb.add(x=i, y=1), 0, 7),
 }
 
