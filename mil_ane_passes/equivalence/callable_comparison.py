@@ -18,7 +18,15 @@ from .callables import Caller, RejectedSizes
 from .comparison import Accuracy, OutputDifference, describe_worst_element, to_arrays
 from .coverage import find_outputs_without_numbers
 from .equivalence import Case, VerifyReport
-from .execution import Plan, Run, build_plans, build_shaped_plan, check_runnable, execute_plans
+from .execution import (
+    Plan,
+    Run,
+    build_plans,
+    build_shaped_plan,
+    check_runnable,
+    describe_unusable_feeds,
+    execute_plans,
+)
 from .undetermined_elements import (
     FP16_ROUNDING,
     FP32_ROUNDING,
@@ -101,7 +109,7 @@ def compare_with_callable(
                 raise
             report.notes.append(f"{name}, {run.plan.label}: not compared, as its sizes are rejected ({error})")
     if not report.cases:
-        report.status, report.reason = "not verified", f"none of the sampled feeds can be run: {report.notes[-1]}"
+        report.status, report.reason = "not verified", describe_unusable_feeds(report.notes[-1])
     elif not all(case.passed for case in report.cases):
         report.status = "different"
     report.leave_open("", find_outputs_without_numbers(program, (run for run in runs if not run.error)))

@@ -40,6 +40,7 @@ from .execution import (
     RunDigest,
     build_plans,
     check_runnable,
+    describe_unusable_feeds,
     digest_runs,
     execute_pipeline,
     execute_plans,
@@ -234,7 +235,7 @@ def judge_executions(before: Execution, after: Execution, promised: Exactness | 
     if not all(case.passed for case in report.cases):
         report.status = "different"
     elif not report.cases:
-        report.status, report.reason = "not verified", f"none of the sampled feeds can be run: {report.notes[0]}"
+        report.status, report.reason = "not verified", describe_unusable_feeds(report.notes[0])
     sampled = [run.plan for run in before.runs if not run.error and not run.plan.label.startswith(USER_FEEDS_LABEL)]
     report.sampled = tuple(describe_samples(sampled))
     return report

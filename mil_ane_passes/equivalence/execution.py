@@ -33,6 +33,7 @@ __all__ = [
     "build_plans",
     "check_runnable",
     "copy_state",
+    "describe_unusable_feeds",
     "digest_runs",
     "execute_pipeline",
     "execute_plans",
@@ -370,6 +371,12 @@ def execute_run(runtime: Any, run: Run, precision: str) -> None:
         note_error(run, error)
         return
     run.results[precision] = join_results(outputs, state)
+
+
+def describe_unusable_feeds(reason: str) -> str:
+    """Describe that nothing was compared since all sampled feeds failed, one of them for `reason`."""
+    return (f"none of the sampled feeds can be run: {reason}; pass valid feeds with --feeds of rewrite or verify "
+            f"(feeds= in Python)")
 
 
 def note_error(run: Run, error: InputError) -> None:

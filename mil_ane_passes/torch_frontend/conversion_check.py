@@ -150,7 +150,10 @@ class _ConversionCheck:
         built = [*map(self._order_feeds, samples.plans(self._program, lambda name: description)),
                  *build_plans(self._program, _SEED_COUNT, lambda name: description),
                  *build_example_plans(self._program, "main", self._module.example_shapes, lambda name: description)]
-        self._findings = _collect_numeric_findings(self._program, built, bool(samples))
+        try:
+            self._findings = _collect_numeric_findings(self._program, built, bool(samples))
+        except InputError as error:
+            raise error if samples else _make_feeds_error(error) from error
         for finding in self._findings:
             _log.warning("check: %s", finding)
         built += self._build_adversarial_plans(description)
@@ -158,10 +161,10 @@ class _ConversionCheck:
         for plan in built:
             state = {name: value if name in self._module.states else np.zeros_like(value)
                      for name, value in plan.state.items()}
-            if error := self._check_one_size(self._module.fit_plan(replace(plan, state=state))):
-                rejected.append(error)
+            if rejection := self._check_one_size(self._module.fit_plan(replace(plan, state=state))):
+                rejected.append(rejection)
         if len(rejected) == len(built):
-            raise rejected[0]
+            raise _make_feeds_error(rejected[0])
         for name in (name for name, finite in self._finite.items() if not finite):
             _log.warning("check: nothing of %s was compared: the torch model returns NaN or infinity for every "
                          "element in every run; pass feeds= with finite results", name)
@@ -282,6 +285,12 @@ class _ConversionCheck:
         if part is None:
             return NotEqual(f"{found}; at {_describe_plan(plan)}", self._mlmodel)
         return NotEqual(f"{part}; at {_describe_plan(plan)}", self._mlmodel, part.module)
+
+
+def _make_feeds_error(error: InputError) -> InputError:
+    """Make the error for a model that rejects all sampled inputs, one of them with `error`."""
+    return InputError(f"{error}; none of the sampled inputs can be run: pass valid ones with feeds=, or the interval "
+                      "of an input with ranges=")
 
 
 def _iterate_float_constants(program: Program) -> Iterator[tuple[str, Array]]:

@@ -218,6 +218,7 @@ def test_where_nothing_can_be_run_nothing_is_proved():
     built = build_program(lambda x: mb.conv(x=x, weight=make_weight(4, 4, 99), name="y"), x=(1, 4, None))
     report = compare_programs(built, built)
     assert report.status == "not verified" and report.reason.startswith("none of the sampled feeds can be run: ")
+    assert report.reason.endswith("; pass valid feeds with --feeds of rewrite or verify (feeds= in Python)")
 
 
 @pytest.mark.parametrize("upper", [4096, 3_000_000])

@@ -326,6 +326,26 @@ def test_ids_are_drawn_within_their_table():
     checked(embedding, torch.tensor([[0, 1, 2]]))
 
 
+def test_masks_whose_sum_is_an_index_are_drawn_within_it():
+    """The last of the tokens, as in models that embed texts."""
+    class Pooled(torch.nn.Module):
+        def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            return x[torch.arange(x.shape[0]), mask.sum(1) - 1]
+
+    torch.manual_seed(0)
+    assert checked(Pooled().eval(), torch.randn(2, 16, 4), torch.ones(2, 16, dtype=torch.int32))
+
+
+def test_feeds_are_asked_for_where_no_draw_is_valid():
+    def select(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        return x[(places.float().exp() + 20).long()]
+
+    example = torch.randn(32, 3), torch.zeros(4, dtype=torch.int32)
+    with pytest.raises(ane.InputError, match="found indices .*; none of the sampled inputs .* feeds=, .* ranges="):
+        checked(lambda x, places: select(x[:21], places), *example[:1], example[1] - 40)
+    assert checked(select, *example, ranges={"x1": (0, 2)})
+
+
 def test_a_classifier_is_compared_before_its_label_is_made(lowered):
     model = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Tanh()).eval()
     config = ct.ClassifierConfig(["cat", "dog"])
