@@ -46,7 +46,7 @@ from .run import add_quirk_list
 if TYPE_CHECKING:
     from coremltools.converters.mil.mil import Function, Program, Var
 
-    from ..equivalence.comparison import Strictness
+    from ..equivalence.comparison import OutputDifference, Strictness
     from ..equivalence.equivalence import VerifyReport
     from .sources import OpenedSource
 
@@ -353,21 +353,32 @@ def _choose_common_function(old: OpenedSource, new: OpenedSource) -> str | None:
 
 
 def _list_rounded_constants(report: VerifyReport) -> list[str]:
-    """Return a note if all differences are as small as those of constants that a rewrite rounds once more.
+    """Return a note if the differences are as small as those of constants that a rewrite rounds once more.
 
-    `rewrite` knows the rewrites between the two models, and allows what they declare. Without this note, its results
-    seem wrong to `verify`.
+    These are all of the outputs, or that of the first op that differs, if its constants do: ops after it may enlarge
+    it. `rewrite` knows the rewrites between the two models, and allows what they declare. Without this note, its
+    results seem wrong to `verify`.
     """
+    failed = [(case.precision, output) for case in report.cases for output in case.failed]
+    which, shares = "differences are", [_compute_rounded_share(*each) for each in failed]
+    if None in shares and report.first is not None and report.first.parameters:
+        which, shares = "first difference is", [_compute_rounded_share(report.first.precision, report.first.worst)]
+    known = [share for share in shares if share is not None]
+    if not known or len(known) < len(shares):
+        return []
+    return [f"the {which} at most {max(known):.1e} of the largest value, as small as those of a rewrite that rounds "
+            "constants again; `rewrite` allows what its rewrites declare, and "
+            f"{format_option('snr')} or {format_option('atol')} sets a limit for this comparison"]
+
+
+def _compute_rounded_share(precision: str, found: OutputDifference) -> float | None:
+    """Compute the difference as a fraction of the largest value; None if it is not that of a constant rounded again."""
     from ..equivalence.comparison import FLOAT64_TOLERANCE
 
-    failed = [(case, output) for case in report.cases for output in case.failed]
-    if not failed or any(output.reason or case.precision != "float64" or not (
-            0 < output.absolute <= output.allowed / FLOAT64_TOLERANCE * _ROUNDED_CONSTANTS) for case, output in failed):
-        return []
-    worst = max(output.absolute / output.allowed * FLOAT64_TOLERANCE for _, output in failed)
-    return [f"the differences are at most {worst:.1e} of the output's largest value, as small as those of a rewrite "
-            "that rounds constants again; `rewrite` allows what its rewrites declare, and "
-            f"{format_option('snr')} or {format_option('atol')} sets a limit for this comparison"]
+    if found.reason or precision != "float64" or not found.allowed:
+        return None
+    share = found.absolute / found.allowed * FLOAT64_TOLERANCE
+    return share if 0 < share <= _ROUNDED_CONSTANTS else None
 
 
 def _compare_sources(

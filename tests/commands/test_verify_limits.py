@@ -68,6 +68,19 @@ def test_differences_as_small_as_rounded_constants_are_noted(factor, noted):
     assert ane.verify(before, after, snr=30).equal
 
 
+@pytest.mark.parametrize(("factor", "noted"), [(1 + 2.0**-11, True), (1 + 2.0**-7, False)])
+def test_ops_may_enlarge_the_differences_of_rounded_constants(factor, noted):
+    def build(weight):
+        return build_program(lambda x: mb.exp(x=mb.mul(x=mb.linear(x=x, weight=weight, name="product"),
+                                                       y=np.float32(20), name="scaled"), name="y"),
+                             dtype=types.fp32, x=(2, 4))
+
+    report = ane.verify(build(np.eye(4, dtype=np.float32)), build(np.eye(4, dtype=np.float32) * np.float32(factor)))
+    assert report.status == "different"
+    assert any(note.startswith("the first difference is at most 4.9e-04 of the largest value, as small as those of a "
+                               "rewrite that rounds constants again") for note in report.notes) == noted
+
+
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory):
     """A linear layer of 64 x 64 as it is, with weights of 8 bits, and with a palette of 2 bits."""
