@@ -35,11 +35,13 @@ _INT32_MESSAGE = "Unsupported tensor data type: int32"
 _LOOKUP_OPS = ("gather", "gather_along_axis", "gather_nd", "one_hot", "scatter", "scatter_nd", "scatter_along_axis")
 _EXEMPT_OPS = frozenset({"const", "cast", "classify"})
 "Ops whose dtypes do not matter because they compute nothing; classifier-label reports classify."
-_OPS_WITH_OWN_RULE = frozenset({
+_LIST_OPS = frozenset({"make_list", "list_gather", "list_length", "list_read", "list_scatter", "list_write"})
+"Ops on lists, which control-flow reports; coremltools' conversion to fp16 leaves them as they are."
+_OPS_WITH_OWN_RULE = _LIST_OPS | frozenset({
     "one_hot", "band_part", "argsort", "reduce_argmax", "reduce_argmin", "non_maximum_suppression", "topk", "range_1d",
     "non_zero", "sliding_windows", "crop_resize", "scatter", "scatter_nd", "scatter_along_axis", "lstm", "gru",
-    "rnn", "cond", "while_loop", "make_list", "list_gather", "list_length", "list_read", "list_scatter", "list_write",
-    "random_normal", "random_uniform", "random_bernoulli", "random_categorical", "classify", "custom_layer",
+    "rnn", "cond", "while_loop", "random_normal", "random_uniform", "random_bernoulli", "random_categorical",
+    "classify", "custom_layer",
 })
 "Ops that are unsupported for any dtype: other rules report them."
 _POSITION_OR_SIZE_INPUTS = {
@@ -258,8 +260,8 @@ class Fp32ComputeLeft(BlockRule):
     why     Every op with an fp32 input or output runs on the GPU or CPU; each transition costs time, and supported
             neighbours may fall back with it.
     when    A partition: ops of one block connected by fp32 values. One finding per partition, at its first op, with the
-            number of ops. Constants and casts do not count, so the interface casts of a model with fp32 inputs and
-            outputs are not reported.
+            number of ops. Constants, lists and casts do not count, so the interface casts of a model with fp32 inputs
+            and outputs are not reported.
     fix     ane::fp16_compute converts the ops to fp16, keeps those in fp32 whose error on your feeds is above the
             limit, and lists them. ane::fp32_island converts data movement only: the same bits. With coremltools,
             convert with compute_precision FLOAT16, and check the ops that op_selector excludes.
@@ -299,11 +301,12 @@ class Fp32ComputeLeft(BlockRule):
         yield Example("inside fp16", lambda: _build_chain(types.fp16, True))
         yield Example("fp16", lambda: _build_chain(types.fp16, False), reason="")
         yield Example("a layer without fp16 in its opset", _build_old_lstm)
+        yield Example("a list", _build_fp32_list, reason="")
         yield Example("casts at the model interface", _build_interface_casts, reason="")
 
 
 def _computes_in_fp32(op: Operation) -> bool:
-    if op.op_type in _EXEMPT_OPS or op.op_type.startswith("constexpr_") or is_opaque(op) or op.blocks:
+    if op.op_type in _EXEMPT_OPS | _LIST_OPS or op.op_type.startswith("constexpr_") or is_opaque(op) or op.blocks:
         return False
     read = [var for var in get_flat_inputs(op) if var.op is None or var.op.op_type != "const"]
     return any(get_type_info(var).dtype == types.fp32 for var in [*op.outputs, *read])
@@ -328,6 +331,16 @@ def _format_fp32_note(members: list[Operation], fix: str) -> str:
     if len(members) == 1:
         return f"{shown} computes in fp32; ane::{fix} converts it to fp16"
     return f"{len(members)} ops compute in fp32 ({shown}{more}); ane::{fix} converts them to fp16"
+
+
+def _build_fp32_list() -> Program:
+    def build_body(x: Var) -> Var:
+        rows = Builder.make_list(init_length=1, dtype="fp32", elem_shape=(4,))
+        rows = Builder.list_write(ls=rows, index=0, value=x)
+        result: Var = Builder.list_gather(ls=rows, indices=[0], name="y")
+        return result
+
+    return build_program(build_body, dtype=types.fp32, x=(4,))
 
 
 def _build_old_lstm() -> Program:
