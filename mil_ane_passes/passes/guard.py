@@ -7,7 +7,7 @@ A rewrite is reverted, and reported as such (`reverted`, which names the reason)
 - increases the estimated latency by more than that on a chip of the target (any measured chip for the target `all`),
 - makes more ops unsupported, or adds a transition without moving an op off the CPU,
 - increases the size of padded buffers by more than a quarter without removing an unsupported op or a transition, or
-- adds ops to a model that has no op on the ANE before or after.
+- adds more than 16 ops to a model that has no op on the ANE before or after.
 
 The limit is 20 % if the latency increase is due only to ops that no measurement of the chip covers, unless the
 segmenter's cost, an independent estimate, increases as well. If ops move off the CPU, whose time is a guess, the limit
@@ -15,9 +15,9 @@ is also 20 %, or 2 % if the segmenter's cost increases as well. If ops move to t
 rewrite, the limit is 2 %.
 
 In addition to these shares, each rewrite may add 0.5 us to the latency and to the segmenter's cost: less than half a
-percent of the fixed cost of a call on the ANE. The allowances of several rewrites add up: those of two are 2.9 % of a
-model of 35 us. Their sum is not limited, because a second run, which starts from the result of the first one, would
-then apply rewrites that the first one reverted.
+percent of the fixed cost of a call on the ANE. The allowances of several rewrites add up, and so do the ops that they
+may add: those of two are 2.9 % of a model of 35 us. Their sum is not limited, because a second run, which starts from
+the result of the first one, would then apply rewrites that the first one reverted.
 
 A firm latency gain outweighs an increase of the segmenter's cost, which is not a latency: it does not count weights
 that are streamed twice. A gain is firm if it is more than 5 % on every chip of the target, counting only ops that
@@ -33,6 +33,7 @@ preset `safe`, and rewrites with `fixes_nonfinite`), whatever they cost, nor rew
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -58,8 +59,9 @@ Decompositions in steps add up to a quarter, where a last axis of one adds 31 ti
 memory.
 """
 _MAX_ADDED_OPS = 16
-"""How many ops may be added where nothing runs on the ANE before or after: the number that a decomposition of one op
-adds. Unrolled layers add tens (two lstm steps 27, a short rnn 96) for a gain that only a guessed CPU cost predicts."""
+"""How many ops a rewrite may add where nothing runs on the ANE before or after: the number that a decomposition of one
+op adds. Unrolled layers add tens (two lstm steps 27, a short rnn 96) for a gain that only a guessed CPU cost
+predicts."""
 _MAX_EXTRAPOLATED_GROWTH = 0.2
 "Allowed growth of the run time if ops that no measurement covers account for it: movement, reductions and norms."
 _MAX_MOVED_GROWTH = 0.02
@@ -95,8 +97,13 @@ class Guard:
         """Return whether `steps` rewrites may turn a program with forecast `before` into one with forecast `after`."""
         return self.find_fault(before, after, steps) is None
 
-    def find_fault(self, before: Forecast, after: Forecast, steps: int = 1) -> Fault | None:
-        """Find the reason why `after` is not allowed; None if it is."""
+    def find_fault(
+        self, before: Forecast, after: Forecast, steps: int = 1, most_added: float = _MAX_ADDED_OPS
+    ) -> Fault | None:
+        """Find the reason why `after` is not allowed; None if it is.
+
+        `most_added` is the number of ops that may be added where nothing runs on the ANE.
+        """
         paid = _gains_firmly(before, after)
         if after.unsupported > before.unsupported:
             return Fault("support", f"{after.unsupported} unsupported ops instead of {before.unsupported} (predicted)")
@@ -109,7 +116,7 @@ class Guard:
             if after.peak > before.peak * _MAX_PEAK_RATIO + _NEGLIGIBLE_BYTES:
                 return Fault("memory", f"padded buffers of {format_bytes(after.peak)} live at the same time instead of "
                              f"{format_bytes(before.peak)} (computed)")
-        if _is_pointless(before, after):
+        if _is_pointless(before, after, most_added):
             return Fault("ops", f"{after.ops} ops instead of {before.ops}, although no op is predicted to run on the "
                                 f"ANE before or after")
         if self._costs_more(before, after, steps) and not paid:
@@ -236,9 +243,9 @@ def _measure_slowdown(before: Forecast, after: Forecast) -> float:
                default=0.0)
 
 
-def _is_pointless(before: Forecast, after: Forecast) -> bool:
+def _is_pointless(before: Forecast, after: Forecast, most_added: float) -> bool:
     """Return whether `after` only adds ops to a model that runs on the CPU alone."""
-    return before.on_ane == 0 and after.on_ane == 0 and after.ops > before.ops + _MAX_ADDED_OPS
+    return before.on_ane == 0 and after.on_ane == 0 and after.ops > before.ops + most_added
 
 
 def is_guarded(rule: Rewrite) -> bool:
@@ -324,9 +331,13 @@ def _undo_faults(
         list(rules),
         _count_fired_guarded_rules(rules, run_rewrites(rules, clone_program(original), settings)),
     )
-    while (fault := guard.find_fault(bar, after, steps)) is not None:
+    most_added: float = _MAX_ADDED_OPS
+    while (fault := guard.find_fault(bar, after, steps, most_added)) is not None:
         if not suspects:  # rank again: without some rules, others fire in their place
             suspects = deque(_rank_by_cost_increase(rest, original, settings, guard, fault.kind))
+        if not suspects and fault.kind == "ops":  # none adds too many: a second run would apply what is reverted here
+            most_added = math.inf
+            continue
         if not suspects:
             break
         left_out = suspects.popleft()
@@ -393,8 +404,8 @@ def _rank_by_cost_increase(
 
     If none does, all that fire are ranked.
 
-    For a fault of `kind` ops the rank is by the number of added ops, for latency by the added run time on the chip that
-    loses most.
+    For a fault of `kind` ops the rank has the rules that add too many, by their number, and for latency it is by the
+    added run time on the chip that loses most.
     """
     program = clone_program(original)
     last = guard.forecast(program)
@@ -411,5 +422,7 @@ def _rank_by_cost_increase(
             added.append((by_kind.get(kind, growth),
                           PassTrace(rule.name, places=len(trace.fired))))
         last = now
+    if kind == "ops":
+        added = [each for each in added if each[0][0] > _MAX_ADDED_OPS]
     added = [each for each in added if each[0] > (0, 0, 0)] or added
     return [trace for _, trace in sorted(added, key=lambda each: each[0], reverse=True)]

@@ -246,15 +246,14 @@ class TestWhereNothingRunsOnTheAne:
         return foresee
 
     @staticmethod
-    def lengthening(count, called="lengthening"):
+    def lengthening(count, called="lengthening", found="relu", made="tanh"):
         def rewrite(self, hit, mb):
             x = hit.op.x
             for _ in range(count):
-                x = mb.tanh(x=x)
+                x = getattr(mb, made)(x=x)
             return x
 
-        return type("_Many", (_Twice,), {"found": "relu", "made": ("tanh", "tanh"), "called": called,
-                                         "rewrite": rewrite})()
+        return type("_Many", (_Twice,), {"found": found, "called": called, "rewrite": rewrite})()
 
     @pytest.mark.parametrize(("before", "after", "count", "stands"), [
         (0, 0, 18, False), (0, 0, 17, True), (0, 3, 18, True), (3, 0, 18, True), (None, None, 18, True)])
@@ -275,6 +274,16 @@ class TestWhereNothingRunsOnTheAne:
         }
         assert traces["abs_twice"].fired and traces["lengthening"].reverted
         assert kinds(built) == ["relu", "exp", "exp"]
+
+    def test_several_that_add_few_stand_and_a_second_run_adds_nothing(self):
+        built = chain("relu", "abs", "exp")
+        rules = [self.lengthening(30), self.lengthening(12, "first", "abs", "sqrt"),
+                 self.lengthening(12, "second", "exp", "sigmoid")]
+        for fired in ({"first", "second"}, set()):
+            traces = apply_rewrites(rules, built, guard=Guard(self.foreseeing(0, 0), 0.01))
+            assert {trace.rule for trace in traces if trace.fired} == fired
+            assert [trace.rule for trace in traces if trace.reverted] == ["lengthening"]
+            assert kinds(built) == ["relu", *["sqrt"] * 12, *["sigmoid"] * 12]
 
 
 def test_a_small_recurrent_layer_stays_whole():
