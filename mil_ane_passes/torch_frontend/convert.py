@@ -114,8 +114,8 @@ def _warn_about_guards(model: Any) -> None:
     """
     for guard in getattr(model, "_guards_code", None) or ():
         if _PINNING_GUARD.search(guard):
-            _log.warning("the exported program holds only where %s; the model accepts other sizes, for which its "
-                         "results are wrong: make no number of a size by int() or float()", escape_text(guard))
+            _log.warning("the exported program holds only where %s; if the model accepts other sizes, its results for "
+                         "them are wrong: make no number of a size by int() or float()", escape_text(guard))
 
 
 def _check_captured(model: Any) -> None:
