@@ -15,8 +15,7 @@ from coremltools.converters.mil.mil import Var, types
 from ...passes.severity import Severity
 from ..contract import Patch
 from ..creation import to_mil_type
-from ..errors import NotConverted
-from ..lowering import add_result, bind_arguments, cast_to, get_dims, name_result, normalize_axis, to_python
+from ..lowering import Size, add_result, bind_arguments, cast_to, get_dims, name_result, normalize_axis, to_python
 from ..probes import find_fault
 
 PATCH = Patch(code="TORCH133", severity=Severity.WRONG,
@@ -114,18 +113,27 @@ def lower_kth_value(context: Any, node: Any) -> None:
     inputs = bind_arguments(context, node, "self dim=-1 keepdim=False" if is_median else "self k dim=-1 keepdim=False")
     x = mb.reshape(x=inputs.self, shape=[-1]) if entire or inputs.self.rank == 0 else inputs.self
     axis = normalize_axis(to_python(inputs.dim, node, "dim"), x.rank)
-    size = get_dims(x)[axis]
-    if not isinstance(size, int):
-        raise NotConverted.at(node, "sorts along a flexible size", "fix the size")
-    count = (size + 1) // 2 if is_median else int(to_python(inputs.k, node, "k"))
-    smallest = mb.topk(x=x, k=count, axis=axis, ascending=True)
-    picked = [mb.gather(x=part, indices=np.int32(count - 1), axis=axis) for part in smallest[:2]]
+    count = None if is_median else int(to_python(inputs.k, node, "k"))
+    picked = _pick_kth_value(x, axis, get_dims(x)[axis], count)
     if entire:
         add_result(context, node, name_result(picked[0], node))
         return
     if to_python(inputs.keepdim, node, "keepdim") and inputs.self.rank:
         picked = [mb.expand_dims(x=part, axes=[axis]) for part in picked]
     _add_two_results(context, node, *picked)
+
+
+def _pick_kth_value(x: Var, axis: int, size: Size, count: int | None) -> list[Var]:
+    """Pick the `count`-th smallest value along `axis`, and its index; None is half of the elements, rounded up."""
+    if isinstance(size, int):
+        count = (size + 1) // 2 if count is None else count
+        smallest, indices = mb.topk(x=x, k=count, axis=axis, ascending=True)[:2]
+    else:  # topk has a constant number of elements
+        indices = mb.argsort(x=x, axis=axis, ascending=True)
+        smallest = mb.gather_along_axis(x=x, indices=indices, axis=axis)
+    place = np.int32(count - 1) if count is not None else mb.floor_div(
+        x=mb.sub(x=size, y=np.int32(1)), y=np.int32(2))
+    return [mb.gather(x=part, indices=place, axis=axis) for part in (smallest, indices)]
 
 
 @PATCH.op("argmax", "argmin")

@@ -738,8 +738,9 @@ def reductions_argmax_over_everything(x: torch.Tensor) -> torch.Tensor:
     return torch.argmax(x) + torch.argmin(x, 1, keepdim=True) + torch.argmax(x, dim=-1, keepdim=True)
 
 
-add_refused("reductions sorting a flexible size is refused", "sorts along a flexible size", lambda x: x.median(0)[0],
-    torch.randn(4, 3), flexible=[0])
+add_case("reductions order statistics of a flexible size",
+    lambda x: (*x.median(0), *x.kthvalue(2, 0, True), x.median(), *x.median(1)), torch.randn(4, 3), flexible=[0],
+    at=[(torch.randn(2, 3),), (torch.randn(7, 3),)], frontends=TRACE_AND_EXPORT)
 
 # repeat_interleave by constants, embedding_bag.
 REPEATED_X = torch.rand(3, 4)
