@@ -1,16 +1,19 @@
-"""`eye` with its dtype: coremltools always returns floats, so a mask of bools is added as 0 and 1."""
+"""`eye` with its dtype, and of a flexible size: coremltools always returns floats, so a mask of bools is added as 0
+and 1.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import types
 
 from ...passes.severity import Severity
 from ..contract import Patch
-from ..creation import make_constant, to_mil_type
-from ..lowering import add_result, bind_arguments, to_python
+from ..creation import make_constant, read_sizes, to_mil_type
+from ..lowering import add_result, bind_arguments, cast_to, make_range, name_result
 from ..probes import find_fault
 
 PATCH = Patch(code="TORCH112", severity=Severity.WRONG,
@@ -32,11 +35,15 @@ def probe() -> str | None:
 def eye(context: Any, node: Any) -> None:
     """Lower eye(n, dtype=float), eye.m(n, m, dtype=float)."""
     inputs = bind_arguments(context, node, _make_signature(node))
-    rows = to_python(inputs.n, node, "n")
-    columns = rows if inputs.m is None else to_python(inputs.m, node, "m")
-    add_result(
-        context, node, make_constant(np.eye(int(rows), int(columns)), to_mil_type(inputs.dtype, node, types.fp32))
-    )
+    (rows,) = read_sizes(inputs.n, node)
+    (columns,) = (rows,) if inputs.m is None else read_sizes(inputs.m, node)
+    dtype = to_mil_type(inputs.dtype, node, types.fp32)
+    if isinstance(rows, int) and isinstance(columns, int):
+        add_result(context, node, make_constant(np.eye(rows, columns), dtype))
+        return
+    column, row = mb.expand_dims(x=make_range(rows), axes=[1]), mb.expand_dims(x=make_range(columns), axes=[0])
+    diagonal = mb.equal(x=column, y=row)
+    add_result(context, node, name_result(cast_to(diagonal, dtype), node))
 
 
 def _make_signature(node: Any) -> str:

@@ -1,7 +1,7 @@
 """`arange` and `linspace` of torch's dtype, consts where all arguments are constants.
 
 coremltools ignores `dtype`: `torch.arange(4, dtype=torch.float32)` stays int, its mean is rounded down silently and its
-softmax fails.
+softmax fails. It rejects a `linspace` of a computed number of steps, as of the width of a flexible image.
 """
 
 from __future__ import annotations
@@ -11,13 +11,24 @@ from typing import Any
 import numpy as np
 from coremltools.converters.mil.frontend.torch import ops
 from coremltools.converters.mil.frontend.torch.utils import TorchFrontend
+from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
 
 from ...passes.severity import Severity
 from ..contract import Patch
-from ..creation import make_constant, to_mil_type
+from ..creation import make_constant, read_sizes, to_mil_type
 from ..errors import NotConverted
-from ..lowering import add_result, bind_arguments, cast_to, find_written_literal, is_constant, to_python, to_tensor
+from ..lowering import (
+    add_result,
+    bind_arguments,
+    cast_to,
+    find_written_literal,
+    is_constant,
+    make_range,
+    name_result,
+    to_python,
+    to_tensor,
+)
 from ..probes import find_fault
 
 PATCH = Patch(code="TORCH130", severity=Severity.WRONG,
@@ -78,8 +89,26 @@ def linspace(context: Any, node: Any) -> None:
         values = np.linspace(_read_number(inputs.start, node), _read_number(inputs.end, node), steps)
         add_result(context, node, make_constant(np.trunc(values) if dtype == types.int32 else values, dtype))
         return
+    (steps,) = read_sizes(inputs.steps, node)
+    if isinstance(steps, Var):
+        start, end = (cast_to(to_tensor(each), types.fp32) for each in (inputs.start, inputs.end))
+        values = _make_flexible_linspace(start, end, steps)
+        add_result(context, node, name_result(cast_to(values, dtype), node))
+        return
     ops.linspace(context, node)
     context.add(cast_to(context[node.name], dtype), torch_name=node.name, override=True)
+
+
+def _make_flexible_linspace(start: Var, end: Var, steps: Var) -> Var:
+    """Make `steps` numbers (rank 0 int32) from `start` to `end`, counted from the nearer end, as torch does."""
+    places = make_range(steps)
+    before_last = mb.sub(x=steps, y=np.int32(1))
+    distance = mb.real_div(x=mb.sub(x=end, y=start),
+                           y=cast_to(mb.maximum(x=before_last, y=np.int32(1)), types.fp32))
+    first = mb.add(x=start, y=mb.mul(x=distance, y=cast_to(places, types.fp32)))
+    last = mb.sub(x=end, y=mb.mul(x=distance, y=cast_to(mb.sub(x=before_last, y=places), types.fp32)))
+    half = mb.floor_div(x=mb.add(x=steps, y=np.int32(1)), y=np.int32(2))
+    return mb.select(cond=mb.less(x=places, y=half), a=first, b=last)
 
 
 def _is_float(value: Any) -> bool:

@@ -85,3 +85,13 @@ def test_a_grid_and_its_samples_may_align_corners_differently() -> None:
         return functional.grid_sample(image, grid, align_corners=False)
 
     check(transform, IMAGE)
+
+
+@pytest.mark.parametrize("align", [True, False])
+def test_the_grid_of_a_flexible_image(align):
+    def sample(image):
+        grid = functional.affine_grid(THETA, image.shape, align_corners=align)
+        return functional.grid_sample(image, grid, align_corners=align), grid
+
+    check(sample, torch.rand(2, 3, 4, 6), flexible=[2, 3],
+          at=[(torch.rand(2, 3, 1, 9),), (torch.rand(2, 3, 7, 2),)])

@@ -322,6 +322,10 @@ def eye_a_mask_of_bools(x: torch.Tensor) -> torch.Tensor:
     mask = torch.eye(2, dtype=torch.bool)
     return torch.nn.functional.scaled_dot_product_attention(q, q, q, mask) + torch.eye(3)[1]
 
+add_case("eye of a flexible size",
+    lambda x: x @ torch.eye(x.shape[1]) + torch.eye(3, x.shape[1]) + torch.eye(x.shape[1], dtype=torch.int32)[:3],
+    torch.rand(3, 5), flexible=[1], at=[(torch.rand(3, 3),), (torch.rand(3, 9),)], frontends=TRACE_AND_EXPORT)
+
 # `zeros`, `ones`, `full`, `new_*`, `*_like`, `fill_`, `zero_`.
 FILLED_NUMBERS = torch.tensor([[3, -1, 2], [0, 5, 7]], dtype=torch.int32)
 
@@ -670,6 +674,9 @@ def ranges_a_script(x: torch.Tensor) -> torch.Tensor:
 add_case("ranges a flexible size",
     lambda x: x + torch.arange(x.shape[1], dtype=x.dtype).mean() + torch.arange(1, x.shape[1] + 1), RANGES_X,
     frontends=TRACE_AND_EXPORT, flexible=[1], at=[(torch.rand(3, 7),)])
+add_case("ranges linspace of a flexible size",
+    lambda x: (x + torch.linspace(-1, 1, x.shape[1]), x * torch.linspace(0, x.shape[1] - 1, x.shape[1]).round()),
+    RANGES_X, flexible=[1], at=[(torch.rand(3, 1),), (torch.rand(3, 2),), (torch.rand(3, 31),)])
 add_case("ranges a step that single precision rounds down", lambda x: x + torch.arange(0, 1, 1 / 11),
     torch.rand(2, 11), frontends=TRACE_AND_EXPORT)
 
