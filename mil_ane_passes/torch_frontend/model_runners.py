@@ -90,9 +90,14 @@ class TorchModelRunner:
         fitted = self._caller.fit_plan(replace(plan, feeds=dict(zip(self._compiled.inputs, plan.feeds.values()))))
         return replace(fitted, feeds=dict(zip(plan.feeds, fitted.feeds.values())))
 
-    def __call__(self, feeds: Mapping[str, Array], state: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the outputs by name, and the final states as `state NAME`."""
-        return self._called(self._caller, feeds, state)
+    def __call__(
+        self, feeds: Mapping[str, Array], state: Mapping[str, Array], move: Callable[[Array], Array] | None = None
+    ) -> dict[str, Array]:
+        """Return the outputs by name, and the final states as `state NAME`.
+
+        `move` gives other numbers for the floats of the inputs, parameters and buffers, for this call.
+        """
+        return self._called(self._caller, feeds, state, move)
 
     def run_instead(self, run: Callable[..., Any], feeds: Mapping[str, Array], state: Mapping[str, Array]) -> None:
         """Call `run` in place of the model, with the model's tensors and the buffers set.
@@ -101,9 +106,12 @@ class TorchModelRunner:
         """
         self._called(_make_caller(self.model, self._compiled, run), feeds, state)
 
-    def _called(self, caller: Caller, feeds: Mapping[str, Array], state: Mapping[str, Array]) -> dict[str, Array]:
+    def _called(
+        self, caller: Caller, feeds: Mapping[str, Array], state: Mapping[str, Array],
+        move: Callable[[Array], Array] | None = None,
+    ) -> dict[str, Array]:
         left = {name: state[name].copy() for name in self.states}
-        returned = caller(dict(zip(self._compiled.inputs, feeds.values(), strict=True)), left)
+        returned = caller(dict(zip(self._compiled.inputs, feeds.values(), strict=True)), left, move)
         return to_arrays(returned) | {f"state {name}": value for name, value in left.items()}
 
 

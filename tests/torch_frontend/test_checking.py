@@ -645,6 +645,17 @@ def take_angles(x):
     return torch.angle(spectrum)
 
 
+def test_noise_of_torch_is_left_out(caplog, lowered):
+    """torch computes distances of many points by products, so that those of points from themselves are noise."""
+    points = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
+    with caplog.at_level(logging.WARNING, "mil_ane_passes"):
+        assert checked(lambda x: torch.cdist(x, x).tanh(), points, compute_precision=ct.precision.FLOAT32)
+    assert "of 1600 elements of" in caplog.text and "they are decided by rounding" in caplog.text
+    lowered("tanh", lambda x: mb.mul(x=mb.tanh(x=x), y=np.float32(1.001)))
+    with pytest.raises(NotEqual):
+        checked(lambda x: torch.cdist(x, x).tanh(), points, compute_precision=ct.precision.FLOAT32)
+
+
 def test_signs_that_rounding_decides_are_left_out(caplog):
     """Frames at the ends are symmetric, so that their imaginary parts are the rounding of sums."""
     with caplog.at_level(logging.WARNING, "mil_ane_passes"):
