@@ -164,8 +164,8 @@ class FoldSizes(Transform):
             if self.evaluate is not None:
                 folded += _fold_evaluated(function, self.evaluate, unpacked, draft.rounded.setdefault(name, {}))
             if folded:
-                self._record(draft, name, "", f"{_format_op_count(folded)} became constants and "
-                             f"{_format_op_count(dropped)} were removed", exact=self.evaluate is None)
+                self._record(draft, name, "", f"folded to constants: {_format_op_count(folded)}; removed: "
+                             f"{_format_op_count(dropped)}", exact=self.evaluate is None)
             for table in kept:
                 self._record(draft, name, table, f"rows of the compressed '{table}' stay compressed")
             for table, nbytes in unpacked.items():
@@ -410,7 +410,7 @@ def _record_changes(
              if var in current}
     sized = sum(then != now for then, now in sizes.values())
     if folded:
-        done("", f"{_format_op_count(folded)} became constants and {_format_op_count(dropped)} were removed; "
+        done("", f"folded to constants: {_format_op_count(folded)}; removed: {_format_op_count(dropped)}; "
                  f"{sized} values got their sizes")
     else:
         done("", f"{sized} values got their sizes")
