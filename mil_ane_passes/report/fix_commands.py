@@ -64,11 +64,13 @@ def _list_target_arguments(report: LintReport) -> list[str]:
 def format_split_command(report: LintReport, item: Finding) -> str | None:
     """Format the command that makes the cuts of a finding; None for a model that is not on disk.
 
-    A second cut is made in the first part of the first.
+    A second cut is made in the first part of the first. The command cuts all functions if the cuts are suggested in
+    each, else the one of the finding, so that the parts do not have the others.
     """
     if not os.path.exists(report.model):
         return None
-    several = len(report.plan.program.functions) > 1
+    functions = report.plan.program.functions.keys()
+    alone = len(functions) > 1 and not functions <= report.functions_by_cut.get(item.split_at, set())
     commands: list[str] = []
     source = format_command_path(report.model)
     if report.upgraded:  # `edit` takes packages only
@@ -76,7 +78,7 @@ def format_split_command(report: LintReport, item: Finding) -> str | None:
         commands.append(join_words(["mil-ane-passes", "upgrade", source, "-o", upgraded]))
         source = upgraded
     for at, values in enumerate(item.split_at):
-        function = ["--function", item.function] if several else []
+        function = ["--function", item.function] if alone else []
         output = source if at else _OUTPUT_PLACEHOLDER
         commands.append(join_words(
             ["mil-ane-passes", "edit", source, "-o", output, *function, "--split-at", *values]))

@@ -95,6 +95,15 @@ class LintReport(Document):
         """Percentage of ops that are predicted to run on the ANE; 100 for a program without ops."""
         return 100.0 * self.on_ane / len(self.plan.rows) if self.plan.rows else 100.0
 
+    @functools.cached_property
+    def functions_by_cut(self) -> dict[tuple[tuple[str, ...], ...], set[str]]:
+        """The functions of each cut that findings suggest (`split_at`)."""
+        found: dict[tuple[tuple[str, ...], ...], set[str]] = {}
+        for item in self.findings:
+            if item.split_at:
+                found.setdefault(item.split_at, set()).add(item.function)
+        return found
+
     @property
     def warnings(self) -> list[Finding | LayerFinding]:
         """The findings without suggestions: of ops, and of layers where the model is a NeuralNetwork."""

@@ -20,7 +20,7 @@ from ..package.names import make_free_name, rename_var
 from ..passes.interface_change import InterfaceChange
 from ..utils.errors import InputError, suggest_nearest
 from ..utils.option_spelling import format_option, format_option_values
-from ..utils.text_format import format_count
+from ..utils.text_format import format_count, join_names
 from .contract import PART_SUFFIXES, Draft, EditRecord, Transform
 from .dead_ops import get_read_vars, is_pure
 from .expose import choose_interface_dtype, get_dtype, get_type_kind
@@ -130,8 +130,12 @@ def split_each(
     parts = [_copy_draft(draft, number, list(values)) for number in PART_SUFFIXES]
     for name, named in values.items():
         SplitAt(named, function, asked).split(draft, name, parts)
+    left_out = [name for name in draft.program.functions if name not in values]
     for part in parts:
         part.dead_limit = 0.0
+        if left_out:
+            note = f"functions of IN that are left out of both parts: {join_names(left_out)}"
+            part.done.append(EditRecord(_OPTION, next(iter(values)), ", ".join(next(iter(values.values()))), note))
     return parts
 
 

@@ -84,6 +84,27 @@ def test_lint_prints_the_commands_that_cut_a_loop_out(looped, tmp_path, monkeypa
     assert ["while_loop" in kind for kind in kinds] == [False, True, False]
 
 
+@pytest.mark.parametrize("renamed", [False, True])
+def test_functions_with_the_same_cuts_are_cut_by_one_command(looped, renamed, tmp_path, monkeypatch, capsys):
+    functions = ct.utils.MultiFunctionDescriptor()
+    for name in ("one", "two"):
+        functions.add_function(str(looped), "main", name)
+    functions.default_function_name = "one"
+    ct.utils.save_multifunction(functions, str(tmp_path / "both.mlpackage"))
+    monkeypatch.chdir(tmp_path)
+    if renamed:
+        (_, value), _ = places(looped, "control_flow")
+        ane.edit("both.mlpackage", "other.mlpackage", rename={value: "elsewhere"}, function="two")
+    text = str(ane.lint("other.mlpackage" if renamed else "both.mlpackage", target="m4"))
+    commands = re.findall("(?:fix|or): (mil-ane-passes edit .*)", text)
+    assert len(commands) == 1 + renamed
+    for step in commands[0].split(" && "):
+        assert main(shlex.split(step)[1:]) == 0
+    left_out = "functions of IN that are left out of both parts: two" in capsys.readouterr().out
+    assert left_out == renamed
+    assert sorted(ane.load("OUT_1_2.mlpackage").functions) == (["one"] if renamed else ["one", "two"])
+
+
 @pytest.mark.parametrize("rule", ["custom_layer", "control_flow", "data_dependent_shape", "runtime_gather"])
 def test_the_advice_names_the_option(rule):
     assert "edit --split-at" in get_all_rules()[rule].advice
