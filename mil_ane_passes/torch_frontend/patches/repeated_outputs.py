@@ -100,14 +100,14 @@ def _copy_repeated_outputs(outputs: Sequence[Var], block: Any, names: Sequence[s
 
 
 def _infer_scopes(var: Var, block: Any) -> list[ScopeInfo]:
-    """Infer the scopes of a new op, which coremltools requires: those of the Var's op.
+    """Infer the scopes of a new op, which coremltools requires: those of the Var's op, without the passes that made it.
 
     For an input, which has no op, those of any other op.
     """
     makers = [op for op in (var.op, *reversed(block.operations)) if op is not None and op.scopes]
     scopes = makers[0].scopes if makers else _DEFAULT_SCOPES
-    return [ScopeInfo(source=source, data=data) for source, data in scopes.items()]
-
+    return [ScopeInfo(source=source, data=data) for source, data in scopes.items()
+            if source != ScopeSource.COREMLTOOLS_GRAPH_PASS]
 
 
 _DEFAULT_SCOPES = {ScopeSource.TORCHSCRIPT_MODULE_NAME: ["output"], ScopeSource.TORCHSCRIPT_MODULE_TYPE: ["output"],

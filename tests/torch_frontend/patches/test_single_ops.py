@@ -573,6 +573,15 @@ def test_repeated_outputs_have_the_requested_names(target, dtype):
     assert [float(found[name][0, 0]) for name in names] == [2, 1, 2, 2]
 
 
+def test_repeated_outputs_of_an_op_that_several_passes_made():
+    """Two spellings of one gather, which the passes make equal, so that they merge the casts of both outputs."""
+    example = torch.randn(2, 6), torch.tensor([5, 0, 2])
+    traced = captured(lambda x, i: (x.index_select(1, i), x[:, i]), example, "trace")
+    inputs = [ct.TensorType(name="x", shape=(2, 6)), ct.TensorType(name="i", shape=(3,), dtype=np.int32)]
+    mlmodel = ane.convert(traced, inputs=inputs, minimum_deployment_target=ct.target.iOS17, check=True)
+    assert len({output.name for output in mlmodel.get_spec().description.output}) == 2
+
+
 def _return_twice(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     y = x + 1
     return y, x, y, y.detach()
