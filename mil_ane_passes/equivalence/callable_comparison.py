@@ -27,6 +27,7 @@ from .execution import (
     describe_unusable_feeds,
     execute_plans,
 )
+from .feeds import find_image_inputs
 from .undetermined_elements import (
     FP16_ROUNDING,
     FP32_ROUNDING,
@@ -112,6 +113,9 @@ def compare_with_callable(
         report.status, report.reason = "not verified", describe_unusable_feeds(report.notes[-1])
     elif not all(case.passed for case in report.cases):
         report.status = "different"
+        report.notes += [
+            f"input '{image}' is an image: {caller.name} was called with pixels from 0 to 255, without the scale and bias "
+            "that the model may apply" for image in sorted(find_image_inputs(describe(name)))]
     report.leave_open("", find_outputs_without_numbers(program, (run for run in runs if not run.error)))
     return report
 

@@ -287,6 +287,17 @@ def test_an_exported_module_gets_the_containers_that_it_was_exported_with(named)
     assert ane.verify(exported, model).equal and ane.verify(model, exported).equal
 
 
+@pytest.mark.parametrize("scale", [1 / 127.5, 1.0])
+def test_a_scale_that_a_model_applies_to_pixels_is_named_where_it_differs(scale):
+    layer = torch.nn.Conv2d(3, 4, 3).eval()
+    model = ct.convert(torch.jit.trace(layer, torch.randn(1, 3, 8, 8)), skip_model_load=True,
+                       inputs=[ct.ImageType(name="image", shape=(1, 3, 8, 8), scale=scale)])
+    report = ane.verify(layer, model)
+    assert report.equal == (scale == 1)
+    assert any("input 'image' is an image: Conv2d was called with pixels" in note
+               for note in report.notes) == (scale != 1)
+
+
 def test_a_module_in_training_mode_is_refused_and_not_switched(full):
     net = Net()
     with pytest.raises(ane.InputError) as error:
