@@ -114,8 +114,8 @@ def compare_with_callable(
     elif not all(case.passed for case in report.cases):
         report.status = "different"
         report.notes += [
-            f"input '{image}' is an image: {caller.name} was called with pixels from 0 to 255, without the scale and bias "
-            "that the model may apply" for image in sorted(find_image_inputs(describe(name)))]
+            f"input '{image}' is an image: {caller.name} was called with pixels from 0 to 255, without the scale and "
+            "bias that the model may apply" for image in sorted(find_image_inputs(describe(name)))]
     report.leave_open("", find_outputs_without_numbers(program, (run for run in runs if not run.error)))
     return report
 

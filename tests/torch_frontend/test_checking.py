@@ -656,6 +656,40 @@ def test_noise_of_torch_is_left_out(caplog, lowered):
         checked(lambda x: torch.cdist(x, x).tanh(), points, compute_precision=ct.precision.FLOAT32)
 
 
+class Chaotic(torch.nn.Module):
+    """Steps that enlarge the rounding of their sums."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mixing", torch.softmax(torch.randn(64, 64), 0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.sigmoid(x)
+        for _ in range(32):
+            x = 3.9 * x * (1 - x)
+            x = 0.7 * x + 0.3 * (x @ self.mixing)
+        return x.tanh()
+
+
+def test_differences_within_the_rounding_of_both_are_noted(caplog, lowered):
+    torch.manual_seed(0)
+    model, x = Chaotic().eval(), torch.randn(8, 64)
+    one = np.float32(1)
+    lowered("sigmoid", lambda x: mb.real_div(x=one, y=mb.add(x=mb.exp(x=mb.mul(x=x, y=-one)), y=one)))
+    with caplog.at_level(logging.WARNING, "mil_ane_passes"):
+        assert checked(model, x, compute_precision=ct.precision.FLOAT32)
+    assert "rounding to float32 changes results by up to" in caplog.text
+    lowered("tanh", lambda x: mb.mul(x=mb.tanh(x=x), y=np.float32(1.02)))
+    with pytest.raises(NotEqual):
+        checked(model, x, compute_precision=ct.precision.FLOAT32)
+
+
+def test_a_lowering_that_rounds_more_than_torch_is_not_excused(lowered):
+    lowered("tanh", lambda x: mb.sub(x=mb.add(x=mb.tanh(x=x), y=np.float32(1e4)), y=np.float32(1e4)))
+    with pytest.raises(NotEqual, match="tanh"):
+        checked(lambda x: torch.tanh(x) + 1, torch.randn(8, 8), compute_precision=ct.precision.FLOAT32)
+
+
 def test_signs_that_rounding_decides_are_left_out(caplog):
     """Frames at the ends are symmetric, so that their imaginary parts are the rounding of sums."""
     with caplog.at_level(logging.WARNING, "mil_ane_passes"):
