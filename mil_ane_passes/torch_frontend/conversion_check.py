@@ -64,7 +64,7 @@ _RunMoved = Callable[[int, int, float], Mapping[str, Array]]
 _SEED_COUNT = 2
 _LIMITED_MASK = 1e6
 "The magnitude of constants in place of larger ones: scores added to it keep their digits at float64."
-_ROUNDING_FACTOR, _MAX_ROUNDING = 4, FP16_TOLERANCE
+_ROUNDING_FACTOR, _MAX_ROUNDING = 8, FP16_TOLERANCE
 """How much larger than the rounding of both a difference between torch and a program may be, which round in another
 order, and how large as a fraction of the largest value: a comparison within more says little."""
 _MAX_OVERFLOWS_NAMED = 3
