@@ -40,15 +40,17 @@ class WeightReader:
     def read(self, params: Any, shape: tuple[int, ...], what: str = "weights") -> Array:
         """Return `params` as float32 in `shape`. Raises InputError for quantized tensors and wrong counts.
 
-        Quantized vectors (biases, statistics) are expanded, and listed in `expanded`: MIL's ops take floats for them.
+        Quantized vectors (biases, statistics, scales of shape (1, C, 1)) are expanded, and listed in `expanded`: MIL's
+        ops take floats for them.
         """
-        if is_quantized(params) and len(shape) == 1:
-            self.expanded[f"{self.where}: {what}"] = shape[0]
-            codes, table, scale, bias = self._read_codes(params, shape, what, 0)
+        size = max(shape, default=1)
+        if is_quantized(params) and size == np.prod(shape):
+            self.expanded[f"{self.where}: {what}"] = size
+            codes, table, scale, bias = self._read_codes(params, (size,), what, 0)
             numbers: Array = codes * scale + bias if table is None else table[codes]
-            return numbers.astype(np.float32)
+            return numbers.astype(np.float32).reshape(shape)
         if is_quantized(params):
-            raise InputError(f"{self.where}: its {what} are quantized, which the ML Program op of this layer does not "
+            raise InputError(f"{self.where}: '{what}' is quantized, which the ML Program op of this layer does not "
                              f"support; expected float weights: convert the source model with coremltools instead")
         return self._read_numbers(params, shape, what)
 

@@ -179,6 +179,29 @@ def test_quantized_weights_stay_quantized(mode, bits):
     assert upgraded.expanded == {"the model: layer 'conv' (convolution): bias": 4}
 
 
+@pytest.mark.parametrize("shape", [(4, 1, 1), (1, 4, 1), (2, 4, 1)])
+def test_quantized_scales_are_expanded_where_they_are_vectors(shape):
+    builder = ct.models.neural_network.NeuralNetworkBuilder(
+        [("data", ct.models.datatypes.Array(4, 4, 4))], [("out", ct.models.datatypes.Array(4, 4, 4))])
+    scale, bias, x = draw(*shape), draw(*shape), draw(4, 4, 4)
+    builder.add_scale("scaled", scale, bias, True, "data", "out", list(shape), list(shape))
+    layer = builder.spec.neuralNetwork.layers[0].scale
+    for params, values in ((layer.scale, scale), (layer.bias, bias)):
+        step = float(values.max() - values.min()) / 255
+        params.ClearField("floatValue")
+        params.rawValue = np.round((values - values.min()) / step).astype(np.uint8).tobytes()
+        params.quantization.numberOfBits = 8
+        params.quantization.linearQuantization.scale.append(step)
+        params.quantization.linearQuantization.bias.append(float(values.min()))
+    if shape[0] == 2:
+        with pytest.raises(ane.InputError, match="layer 'scaled' .*'scale' is quantized"):
+            upgrade_model(builder.spec, "iOS16")
+        return
+    np.testing.assert_allclose(predict(builder.spec, {"data": x})["out"], x * scale + bias, atol=0.05)
+    assert upgrade_model(builder.spec, "iOS16").expanded == {
+        f"the model: layer 'scaled' (scale): {name}": 4 for name in ("scale", "bias")}
+
+
 @pytest.mark.parametrize("mode", ["linear", "linear_symmetric"])
 def test_a_channel_of_equal_weights_has_a_scale_of_0(mode):
     weight, bias, x = draw(4, 3, 3, 3), draw(4), draw(3, 8, 8)
