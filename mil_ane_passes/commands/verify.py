@@ -272,6 +272,7 @@ def verify(options: VerifyOptions) -> VerifyReport:
 
 def _take_recorded(options: VerifyOptions, recorded: Mapping[str, Any]) -> VerifyOptions:
     """Return the options of a recorded check, with its models where none are given."""
+    from ..equivalence.execution import USER_FEEDS_LABEL
     from .evidence import describe_evidence
 
     who = format_option_values("replay", options.replay)
@@ -290,6 +291,9 @@ def _take_recorded(options: VerifyOptions, recorded: Mapping[str, Any]) -> Verif
         found[name] = paths.get(name) if getattr(options, name) is None else getattr(options, name)
         if found[name] is None:
             raise InputError(f"{who}: no path recorded for '{name}'; give both models")
+    if options.feeds is None and any(run["feeds"].startswith(USER_FEEDS_LABEL) for run in recorded["runs"]):
+        raise InputError(f"{who}: the recorded check was of given feeds, of which the file has digests only; pass them "
+                         f"again with {format_option('feeds')}")
     return replace(options, **found)
 
 
