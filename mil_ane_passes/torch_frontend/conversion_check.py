@@ -185,9 +185,12 @@ class _ConversionCheck:
                         adversarial=label) for label, change in ((LARGE, oppose_feeds), (TIES, tie_feeds))]
 
     def _order_feeds(self, plan: Plan) -> Plan:
-        """Return the plan with its feeds in the order of the program's inputs."""
+        """Return the plan with its feeds in the order of the program's inputs, and floats in their dtypes."""
         inputs = self._program.functions[plan.function].inputs
-        return replace(plan, feeds={name: plan.feeds[name] for name in inputs if name in plan.feeds})
+        return replace(plan, feeds={
+            name: plan.feeds[name].astype(types.nptype_from_builtin(var.dtype))
+            if plan.feeds[name].dtype.kind == "f" and types.is_float(var.dtype) else plan.feeds[name]
+            for name, var in inputs.items() if name in plan.feeds})
 
     def _check_one_size(self, plan: Plan) -> InputError | None:
         """Compare at the size of `plan`; return the error with which the torch model rejects it.

@@ -57,6 +57,9 @@ def convert(
     samples = UserInputs.of(feeds, ranges)
     if samples and not check:
         raise InputError("convert: feeds and ranges apply to the check only; pass check=True with them")
+    for name in ("inputs", "outputs", "states"):  # coremltools writes dtypes and names into them
+        if isinstance(inputs.arguments.get(name), (list, tuple)):
+            inputs.arguments[name] = copy.deepcopy(inputs.arguments[name])
     from_torch = is_from_torch(inputs.arguments["model"], inputs.arguments.get("source", "auto"))
     if from_torch:
         _check_export_supported(inputs.arguments["model"])
