@@ -8,7 +8,6 @@ computed; else the op raises NotConverted.
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -24,7 +23,7 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
 
 from .errors import NotConverted
-from .lowering import name_result
+from .lowering import make_prefix, name_result
 
 __all__ = ["lower_by_decomposition", "resolve_torch_call"]
 
@@ -34,7 +33,6 @@ _SIZE_STEPS = (5, 12)
 "What is added to it in two further traces: remainders of both are equal for no divisor."
 _DTYPE_NAMES = {types.uint8: "uint8", types.int8: "int8"}
 "Names in torch of dtypes that coremltools' table lacks."
-_prefix_numbers = itertools.count()
 
 
 def lower_by_decomposition(context: Any, node: Any) -> None:
@@ -341,7 +339,7 @@ def _convert_graph(context: Any, graph: Any, tensors: list[Var]) -> Any:
     from coremltools.converters.mil.frontend.torch.internal_graph import InternalTorchIRNode
     from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
 
-    prefix = f"decomposed{next(_prefix_numbers)}_"
+    prefix = make_prefix(context, "decomposed")
     places = iter(tensors)
     for fx_node in graph.graph.nodes:
         plain = fx_node.name

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from coremltools.converters.mil.frontend.torch.utils import TorchFrontend
@@ -26,6 +28,7 @@ __all__ = [
     "is_constant",
     "is_same_size",
     "lower_without_batch",
+    "make_prefix",
     "make_range",
     "name_result",
     "normalize_axis",
@@ -39,6 +42,8 @@ __all__ = [
 Size: TypeAlias = int | Var
 """A size: an int where it is constant, else a rank 0 int32 Var."""
 
+_PREFIX_NUMBERS: WeakKeyDictionary[Any, Iterator[int]] = WeakKeyDictionary()
+"The numbers of `make_prefix`, by the context of a conversion."
 _PROMOTION_ORDER = (types.bool, types.uint8, types.int8, types.int16, types.int32, types.fp16, types.fp32)
 
 
@@ -272,6 +277,11 @@ def _get_symbol(size: Var) -> Any:
     """Return the symbol of a dynamic size, where the builder knows it; else None."""
     value = size.sym_val
     return value if value is not None and not isinstance(value, np.ndarray) else None
+
+
+def make_prefix(context: Any, stem: str) -> str:
+    """Make a prefix for names that no other part of a conversion has, and that is the same in each conversion."""
+    return f"{stem}{next(_PREFIX_NUMBERS.setdefault(context, itertools.count()))}_"
 
 
 def make_range(size: Size) -> Var:

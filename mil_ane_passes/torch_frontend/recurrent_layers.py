@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -13,11 +14,12 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var
 
 from .errors import NotConverted
-from .lowering import to_python, to_tensor
+from .lowering import make_prefix, to_python, to_tensor
 
-__all__ = ["compute_packed_rows", "gather_rows", "iterate_equal_lengths", "lower_recurrent_layer"]
+__all__ = ["TEMPORARY_NAME", "compute_packed_rows", "gather_rows", "iterate_equal_lengths", "lower_recurrent_layer"]
 
-_prefix_numbers = itertools.count()
+TEMPORARY_NAME = re.compile(r".*_recurrent\d+_out\d+")
+"Names of the results of coremltools' lowerings, before what they append to the name that they are given."
 
 
 def lower_recurrent_layer(context: Any, node: Any, kind: str, x: Var, states: Sequence[Var], given: Any) -> list[Var]:
@@ -34,7 +36,7 @@ def lower_recurrent_layer(context: Any, node: Any, kind: str, x: Var, states: Se
         raise NotConverted.at(node, "projections (proj_size) are not supported")
     if kind.startswith("rnn"):
         return _lower_simple_rnn(x, states[0], given.params, flags, kind.removeprefix("rnn_"))
-    prefix = f"{node.name}_recurrent{next(_prefix_numbers)}_"
+    prefix = make_prefix(context, f"{node.name}_recurrent")
     values = [x, list(states) if kind == "lstm" else states[0], list(given.params),
               *(mb.const(val=flags[name]) for name in ("has_biases", "num_layers")), None,
               *(mb.const(val=flags[name]) for name in ("train", "bidirectional", "batch_first"))]

@@ -217,3 +217,33 @@ def test_a_decomposition_with_a_constant_of_a_flexible_size_is_refused(monkeypat
     else:
         (found,) = outputs(ane.convert(traced, inputs=types, skip_model_load=True), [x])
         assert found == pytest.approx(x.numpy() * 2.5, abs=5e-3)
+
+
+@pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN])
+def test_names_of_outputs_do_not_depend_on_earlier_conversions(kind):
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = kind(4, 3, batch_first=True)
+
+        def forward(self, x: torch.Tensor, h: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            y, states = self.layer(x, (h, c) if kind == torch.nn.LSTM else h + c)
+            return y, *(states if kind == torch.nn.LSTM else [states])
+
+    example = torch.randn(1, 5, 4), torch.zeros(1, 1, 3), torch.zeros(1, 1, 3)
+    traced, inputs = torch.jit.trace(Layer().eval(), example), input_types(example)
+    settings = {"inputs": inputs, "skip_model_load": True, "minimum_deployment_target": ct.target.iOS16}
+    one, other, theirs = (convert(traced, **settings) for convert in (ane.convert, ane.convert, ct.convert))
+    names = [[output.name for output in model.get_spec().description.output] for model in (one, other, theirs)]
+    assert names[0] == names[1] == names[2]
+    assert ane.verify(one, other).equal
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, None])
+def test_inputs_are_left_as_they_are_and_feeds_get_their_dtype(dtype):
+    layer, x = torch.nn.Linear(4, 4).eval(), torch.randn(3, 4)
+    inputs = [ct.TensorType(name="x", shape=(3, 4), dtype=dtype)]
+    for target in (ct.target.iOS15, ct.target.iOS16) if dtype != np.float16 else (ct.target.iOS16, ct.target.iOS17):
+        assert ane.convert(torch.jit.trace(layer, x), inputs=inputs, check=True, feeds={"x": x.numpy()},
+                           minimum_deployment_target=target, skip_model_load=True)
+        assert vars(inputs[0]) == vars(ct.TensorType(name="x", shape=(3, 4), dtype=dtype)) | {"shape": inputs[0].shape}

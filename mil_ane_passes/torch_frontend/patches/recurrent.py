@@ -8,10 +8,11 @@ sequences of equal length run together. coremltools lowers a GRU to a loop, with
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from coremltools.converters.mil.frontend.torch.utils import TorchFrontend
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Program, Var
 from coremltools.converters.mil.mil.scope import ScopeSource
@@ -22,7 +23,13 @@ from ..contract import Patch, describe_fault
 from ..errors import NotConverted
 from ..lowering import add_results, bind_arguments, to_python, to_tensor
 from ..probes import find_fault
-from ..recurrent_layers import compute_packed_rows, gather_rows, iterate_equal_lengths, lower_recurrent_layer
+from ..recurrent_layers import (
+    TEMPORARY_NAME,
+    compute_packed_rows,
+    gather_rows,
+    iterate_equal_lengths,
+    lower_recurrent_layer,
+)
 
 PATCH = Patch(code="TORCH131", severity=Severity.WRONG,
               title="exported recurrent layers are not implemented; packed sequences silently include their padding",
@@ -86,7 +93,7 @@ def lower_recurrent(context: Any, node: Any) -> None:
     )
     states = inputs.hx if isinstance(inputs.hx, list | tuple) else [inputs.hx]
     if not packed:
-        add_results(context, node, lower_recurrent_layer(context, node, kind, inputs.input, states, inputs))
+        _add_named_results(context, node, lower_recurrent_layer(context, node, kind, inputs.input, states, inputs))
         return
     inputs.batch_first = False
     sizes = np.asarray(to_python(inputs.batch_sizes, node, "batch_sizes"))
@@ -103,7 +110,19 @@ def lower_recurrent(context: Any, node: Any) -> None:
         results.append([mb.reshape(x=out, shape=[rows.size, out.shape[-1]]), *left])
     out, *left = (mb.concat(values=list(each), axis=0 if not which else 1) if len(each) > 1 else each[0]
                   for which, each in enumerate(zip(*results, strict=True)))
-    add_results(context, node, [gather_rows(out, np.argsort(np.concatenate(places))), *left])
+    _add_named_results(context, node, [gather_rows(out, np.argsort(np.concatenate(places))), *left])
+
+
+def _add_named_results(context: Any, node: Any, results: Sequence[Var]) -> None:
+    """Add new results to the context, with the names that coremltools' lowering of TorchScript gives them.
+
+    It appends the number of the layer to the name of a GRU's last state.
+    """
+    if context.frontend == TorchFrontend.TORCHSCRIPT:
+        for name, var in zip(node.outputs, results, strict=True):
+            temporary = TEMPORARY_NAME.match(var.name)
+            var.name = name if temporary is None else name + var.name[temporary.end():]
+    add_results(context, node, results)
 
 
 def _is_packed(kind: str, second: Any) -> bool:
