@@ -95,7 +95,7 @@ class LintReport(Document):
         """Percentage of ops that are predicted to run on the ANE; 100 for a program without ops."""
         return 100.0 * self.on_ane / len(self.plan.rows) if self.plan.rows else 100.0
 
-    @functools.cached_property
+    @synchronized_property
     def functions_by_cut(self) -> dict[tuple[tuple[str, ...], ...], set[str]]:
         """The functions of each cut that findings suggest (`split_at`)."""
         found: dict[tuple[tuple[str, ...], ...], set[str]] = {}
