@@ -239,6 +239,25 @@ def test_names_of_outputs_do_not_depend_on_earlier_conversions(kind):
     assert ane.verify(one, other).equal
 
 
+def test_names_of_packed_and_exported_outputs_are_those_of_the_first_conversion():
+    class Packed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.GRU(4, 3, batch_first=True)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            packed = torch.nn.utils.rnn.pack_padded_sequence(x, torch.tensor([3, 2]), batch_first=True)
+            y, h = self.layer(packed)
+            return torch.nn.utils.rnn.pad_packed_sequence(y, batch_first=True)[0], h
+
+    x = torch.randn(2, 3, 4)
+    exported = torch.export.export(Packed().layer.eval(), (x,)).run_decompositions({})
+    for model, inputs in ((torch.jit.trace(Packed().eval(), x), input_types([x])), (exported, None)):
+        one, other = (ane.convert(model, inputs=inputs, skip_model_load=True, check=True,
+                                  minimum_deployment_target=ct.target.iOS17) for _ in range(2))
+        assert one.get_spec().description == other.get_spec().description
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, None])
 def test_inputs_are_left_as_they_are_and_feeds_get_their_dtype(dtype):
     layer, x = torch.nn.Linear(4, 4).eval(), torch.randn(3, 4)

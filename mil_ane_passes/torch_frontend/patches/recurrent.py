@@ -168,4 +168,4 @@ def pad_packed_sequence(context: Any, node: Any) -> None:
     padded = mb.reshape(x=gather_rows(data, rows.ravel()), shape=[*rows.shape, *data.shape[1:]])
     if to_python(inputs.batch_first, node, "batch_first"):
         padded = mb.transpose(x=padded, perm=[1, 0, *range(2, padded.rank)])
-    add_results(context, node, [padded, to_tensor(lengths)])
+    _add_named_results(context, node, [padded, to_tensor(lengths)])
