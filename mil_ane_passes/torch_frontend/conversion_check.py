@@ -153,13 +153,15 @@ class _ConversionCheck:
         Logs the findings of lint's measuring rules.
         """
         description = self._mlmodel.get_spec().description
-        built = [*map(self._order_feeds, samples.plans(self._program, lambda name: description)),
+        built = [*map(self._prepare_feeds, samples.plans(self._program, lambda name: description)),
                  *build_plans(self._program, _SEED_COUNT, lambda name: description),
                  *build_example_plans(self._program, "main", self._module.example_shapes, lambda name: description)]
         try:
             self._findings = _collect_numeric_findings(self._program, built, bool(samples))
         except InputError as error:
-            raise error if samples else _make_feeds_error(error) from error
+            if samples:
+                raise
+            raise _make_feeds_error(error) from error
         for finding in self._findings:
             _log.warning("check: %s", finding)
         built += self._build_adversarial_plans(description)
@@ -170,7 +172,7 @@ class _ConversionCheck:
             if rejection := self._check_one_size(self._module.fit_plan(replace(plan, state=state))):
                 rejected.append(rejection)
         if len(rejected) == len(built):
-            raise _make_feeds_error(rejected[0])
+            raise _make_feeds_error(rejected[0]) from rejected[0]
         for name in (name for name, finite in self._finite.items() if not finite):
             _log.warning("check: nothing of %s was compared: the torch model returns NaN or infinity for every "
                          "element in every run; pass feeds= with finite results", name)
@@ -184,7 +186,7 @@ class _ConversionCheck:
         return [replace(plain, label=label, feeds=change(function, choice, plain.feeds, 1, description),
                         adversarial=label) for label, change in ((LARGE, oppose_feeds), (TIES, tie_feeds))]
 
-    def _order_feeds(self, plan: Plan) -> Plan:
+    def _prepare_feeds(self, plan: Plan) -> Plan:
         """Return the plan with its feeds in the order of the program's inputs, and floats in their dtypes."""
         inputs = self._program.functions[plan.function].inputs
         return replace(plan, feeds={
