@@ -88,6 +88,19 @@ def test_long_attention(shape: tuple[int, ...], masked: str | None) -> None:
     close(found, torch.nn.functional.scaled_dot_product_attention(**wide).numpy())
 
 
+@pytest.mark.parametrize("length", [7, 600])
+@pytest.mark.parametrize("planted", [1.0, 3e5, 1e30, np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("where", ["query", "key", "value"])
+def test_attention_of_numbers_that_are_not_finite(where: str, planted: float, length: int) -> None:
+    """Equal to its ops one by one: torch's fused kernel answers zeros for a row of which all scores are NaN."""
+    feeds = {name: draw(seed, 2, length, 8) for seed, name in enumerate(("query", "key", "value"))}
+    feeds[where][1, 3, 5] = planted
+    found = run(lambda **given: mb.scaled_dot_product_attention(**given), feeds)[0]
+    query, key, value = (torch.from_numpy(feeds[name]) for name in ("query", "key", "value"))
+    expected = (torch.matmul(query, key.mT) / 8 ** 0.5).softmax(-1) @ value
+    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("pad", [[1, 1, 1, 1], [0, 1, 2, 0], [2, 2, 0, 0]])
 def test_max_pool_of_minus_infinity_and_nan(pad: list[int]) -> None:
     x = draw(0, 1, 2, 9, 9)
