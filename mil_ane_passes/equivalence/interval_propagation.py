@@ -138,35 +138,46 @@ def _invert_clip(op: Operation, required: RequiredIntervals) -> OperandRequireme
 
 
 def _invert_select(op: Operation, required: RequiredIntervals) -> OperandRequirements:
-    """Propagate to both branches; bounds that the condition itself guarantees are not required."""
-    for var, used in ((op.a, True), (op.b, False)):
-        low, high = intersect_intervals(required)
-        sure = _infer_from_condition(var, op.cond, used)
-        if sure == ANY_VALUE:
-            yield var, required
-        else:
-            yield var, [(-math.inf if sure[0] >= low else low, math.inf if sure[1] <= high else high)]
+    """Propagate to both branches, or, where both are what the condition tests plus a constant, to what it tests.
 
-
-def _infer_from_condition(var: Var, cond: Var, taken: bool) -> Interval:
-    """Infer an interval of `var` from `cond`, a comparison of v with a constant that is true if `taken`, else false.
-
-    `var` is v or v + constant.
+    An index that may count from the end is such a one, `select(i < 0, i + size, i)`. Where the values that both
+    branches admit are apart, as for the first of several rows, the larger ones are required. Of one branch alone, the
+    bounds that the condition itself guarantees are not required.
     """
-    test = cond.op
-    limits = None if test is None or test.op_type not in _TRUE_RANGE else _get_constant_range(test.y)
-    if test is None or limits is None:
-        return ANY_VALUE
-    low, high = _TRUE_RANGE[test.op_type](limits[0]) if taken else _FALSE_RANGE[test.op_type](limits[0])
-    if var is test.x:
-        return low, high
+    test, limits = op.cond.op, None
+    if test is not None and test.op_type in _TRUE_RANGE:
+        limits = _get_constant_range(test.y)
+    low, high = intersect_intervals(required)
+    admitted, single = [], []
+    for var, ranges in ((op.a, _TRUE_RANGE), (op.b, _FALSE_RANGE)):
+        shift = None if limits is None else _get_constant_distance(var, test.x)
+        if limits is None or shift is None:
+            single.append((var, required))
+            continue
+        first, last = ranges[test.op_type](limits[0])
+        admitted.append(intersect_intervals([(first, last), (low - shift, high - shift)]))
+        single.append((var, [(-math.inf if first + shift >= low else low, math.inf if last + shift <= high else high)]))
+    if len(admitted) < 2:
+        yield from single
+        return
+    parts = sorted((first, last) for first, last in admitted if first <= last)
+    if len(parts) == 2 and parts[0][1] + 1 >= parts[1][0]:
+        yield test.x, [(parts[0][0], parts[1][1])]
+    elif parts:
+        yield test.x, [parts[-1]]
+
+
+def _get_constant_distance(var: Var, start: Var) -> float | None:
+    """Return by what constant `var` is larger than `start`; None where it is something else."""
+    if var is start:
+        return 0.0
     if var.op is None or var.op.op_type != "add":
-        return ANY_VALUE
+        return None
     for mine, other in ((var.op.x, var.op.y), (var.op.y, var.op.x)):
-        shift = _get_constant_range(other)
-        if mine is test.x and shift is not None:
-            return low + shift[0], high + shift[1]
-    return ANY_VALUE
+        constant = _get_constant_range(other)
+        if mine is start and constant is not None and constant[0] == constant[1]:
+            return constant[0]
+    return None
 
 
 _TRUE_RANGE: dict[str, Callable[[float], Interval]] = {

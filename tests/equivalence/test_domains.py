@@ -80,6 +80,8 @@ REACHES = {
     "at most, too late": (lambda i: looked_up(mb.minimum(x=i, y=50)), 0, 19),
     "at least": (lambda i: looked_up(mb.maximum(x=i, y=2)), 0, 19),
     "rest": (lambda i: looked_up(mb.mod(x=i, y=ROWS)), 0, 7),
+    "the first of several": (lambda i: mb.add(x=looked_up(mb.maximum(x=guarded(i), y=0)),
+                                              y=looked_up(mb.add(x=mb.maximum(x=guarded(i), y=0), y=4))), 0, 15),
     "one of two": (lambda i: looked_up(mb.select(cond=mb.equal(x=i, y=5), a=i, b=mb.mul(x=i, y=0))), 0, 19),
     "two readers": (lambda i: mb.add(x=looked_up(i), y=looked_up(mb.add(x=i, y=10))), 0, 9),
     "one in a loop": (in_loop, 0, 19),
