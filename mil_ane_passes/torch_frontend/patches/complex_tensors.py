@@ -95,7 +95,7 @@ def lower_complex(lowering: Lowering, context: Any, node: Any) -> None:
     inputs = [_resolve_input(context, item) for item in node.inputs]
     named_given = {name: _resolve_input(context, item) for name, item in (node.kwinputs or {}).items()}
     call = SimpleNamespace(lowering=lowering, context=context, node=node, kind=kind, given=inputs, named=named_given)
-    if kind in PATCH.ops or kind in _FOURIER_KINDS:
+    if kind in PATCH.ops or kind in _FOURIER_KINDS or kind == "_assert_tensor_metadata":  # before `to` in exports
         lowering(context, node)
     elif kind in _CONVERSION_KINDS and _is_complex_target(inputs, named_given):
         context.add(join_complex(*split_complex(inputs[0])), node.name)

@@ -60,6 +60,7 @@ FORMS = {
                                                       v[..., 0].to(torch.cfloat))),
     "einsum of four": lambda v: to_real(torch.einsum("bij,bkj,j,i->ki", to_complex(v), to_complex(v),
                                                      to_complex(v)[0, 0], to_complex(v)[1, :, 0])),
+    "moved": lambda v: to_real(to_complex(v).to(v.device) * to_complex(v).cfloat()),
     "zeros": lambda v: to_real(torch.zeros(2, 4, 6, dtype=torch.complex64) + to_complex(v)),
     "ones and more": lambda v: to_real(torch.ones_like(v[..., 0], dtype=torch.complex64) * to_complex(v)
                                        + v.new_zeros(6, dtype=torch.complex64)),
