@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import logging
-import re
 import sys
 from contextlib import nullcontext
 from typing import Any
@@ -17,17 +15,15 @@ from ..equivalence.user_inputs import Feeds, Ranges, UserInputs
 from ..passes.pipeline import NAMESPACE, pipeline
 from ..utils.errors import InputError
 from ..utils.locking import synchronized
-from ..utils.text_format import escape_text
+from .export_guards import warn_about_guards
 from .failures import locate_failures
 from .patching import patched
 
 __all__ = ["convert", "is_from_torch"]
 
 _COREMLTOOLS_SIGNATURE = inspect.signature(ct.convert)
-_log = logging.getLogger("mil_ane_passes")
 _PIPELINE_OPTIONS = ("preset", "target", "passes", "options", "max_growth", "strict")
 "Options of ours that `convert` takes in a pipeline."
-_PINNING_GUARD = re.compile(r" == -?\d+$")
 _TORCH_FILE_SUFFIXES = (".pt", ".pth")
 _LOWER_RANK_PASS = f"{NAMESPACE}::lower_rank"
 
@@ -64,7 +60,7 @@ def convert(
     if from_torch:
         _check_export_supported(inputs.arguments["model"])
         _check_captured(inputs.arguments["model"])
-        _warn_about_guards(inputs.arguments["model"])
+        warn_about_guards(inputs.arguments["model"])
     if check:
         from .conversion_check import validate_check_arguments
 
@@ -108,17 +104,6 @@ def _check_export_supported(model: Any) -> None:
     found = getattr(sys.modules.get("torch"), "__version__", "of an unknown version")
     raise InputError(f"convert: found a program of torch.export with torch {found}; coremltools supports those from "
                      f"torch 2.5 on: update torch, or use torch.jit.trace")
-
-
-def _warn_about_guards(model: Any) -> None:
-    """Log the conditions under which an exported program holds that give what is computed from a size one value.
-
-    torch.export records them where Python code makes a number of a size, such as `int(h * 7)`.
-    """
-    for guard in getattr(model, "_guards_code", None) or ():
-        if _PINNING_GUARD.search(guard):
-            _log.warning("the exported program holds only where %s; if the model accepts other sizes, its results for "
-                         "them are wrong: make no number of a size by int() or float()", escape_text(guard))
 
 
 def _check_captured(model: Any) -> None:
