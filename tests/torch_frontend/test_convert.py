@@ -203,6 +203,36 @@ def test_sizes_that_an_exported_program_excludes_are_named(caplog):
     assert "holds only where math.trunc(L['x'].size()[1] / 2) == 6; if the model accepts other sizes" in caplog.text
 
 
+def test_guards_that_hold_for_all_sizes_are_not_named(caplog):
+    """2h % (2h // 2) is 0 for each h."""
+    class Shuffled(torch.nn.Module):
+        def forward(self, x):
+            return torch.nn.functional.pixel_shuffle(torch.nn.functional.pixel_unshuffle(x, 2), 2) + x
+
+    sizes = {axis: 2 * torch.export.Dim(name, min=2, max=32) for axis, name in ((2, "h"), (3, "w"))}
+    exported = torch.export.export(Shuffled(), (torch.ones(1, 1, 32, 40),), dynamic_shapes=(sizes,))
+    pinning = [guard for guard in getattr(exported, "_guards_code", None) or () if guard.endswith(("== 0", "== 2"))]
+    if not pinning:
+        pytest.skip("this torch records no such guards")
+    with caplog.at_level("WARNING", logger="mil_ane_passes"):
+        ane.convert(exported.run_decompositions({}), skip_model_load=True, minimum_deployment_target=ct.target.iOS17)
+    assert "holds only where" not in caplog.text
+
+
+def test_a_sparse_buffer_of_an_exported_program_is_named():
+    class Aligned(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("heads", torch.eye(4).to_sparse(), persistent=False)
+
+        def forward(self, x):
+            return torch.relu(x)
+
+    exported = torch.export.export(Aligned().eval(), (torch.ones(1, 4),))
+    with pytest.raises(NotConverted, match=r"'heads' is a sparse tensor.*module\.heads = module\.heads\.to_dense\(\)"):
+        ane.convert(exported.run_decompositions({}), skip_model_load=True)
+
+
 @pytest.mark.parametrize("scale", [lambda x: float(x.shape[0]), lambda x: 2.5], ids=["of the size", "fixed"])
 def test_a_decomposition_with_a_constant_of_a_flexible_size_is_refused(monkeypatch, scale):
     table = decomposition._build_decomposition_table()

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..contract import Patch
+from ..errors import NotConverted
 from ..probes import find_refused_input
 
 PATCH = Patch(code="TORCH190", title="exported programs with channels-last or transposed example inputs are rejected",
@@ -29,9 +30,13 @@ def extract_inputs(host: Callable[..., Any], exported_program: Any) -> Any:
     """Extract the inputs with coremltools, as if the examples were dense; the program is not changed."""
     import torch
 
-    kept = []
+    kept, buffers = [], exported_program.graph_signature.inputs_to_buffers
     for node in exported_program.graph_module.graph.nodes:
         value = node.meta.get("val") if node.op == "placeholder" else None
+        if isinstance(value, torch.Tensor) and value.layout != torch.strided:
+            name = buffers.get(node.name, node.name)
+            raise NotConverted(f"'{name}' is a sparse tensor, which Core ML does not have, even if no op reads it; "
+                               f"make it dense before the export, as with module.{name} = module.{name}.to_dense()")
         if isinstance(value, torch.Tensor) and value.dim_order() != tuple(range(value.dim())):
             kept.append((node, value))
             node.meta["val"] = value.contiguous()
