@@ -22,6 +22,8 @@ Array = np.ndarray[Any, Any]
 
 _MOVED_RUNS_IN_VAIN = 12
 "Runs after which an output of which no differing element has moved is wrong."
+_MEASURED_FACTOR = 8
+"How much larger than the move of an element its difference may be, of an output with many such elements."
 _FEW_ELEMENTS = 16
 "The most elements of which a share says little."
 
@@ -36,15 +38,17 @@ class Rounding:
     "The most units by which a number is moved, by run."
     max_share: float
     "The largest share of an output's elements that may be left out of the comparison."
+    max_unmeasured_share: float
+    "The largest share of which any difference is accepted; of a larger one, those of about the size of the moves."
     max_proportional_share: float
     "The largest share of the moving elements that may move half as far where the numbers do: these are errors."
     example: str
 
 
-FP32_ROUNDING = Rounding(2.0**-23, (4, 4, 4, 4, 16, 16, 16, 16, *[64] * 24), 0.1, 1.0,
-                         "the angle of a negative number whose imaginary part is the rounding of a sum")
-"64 units are a tenth of the tolerance at fp32."
-FP16_ROUNDING = Rounding(2.0**-11, (1, 1, 1, 1, 2, 2, 2, 2, *[4] * 24), 0.5, 0.25,
+FP32_ROUNDING = Rounding(2.0**-23, (4, 4, 4, 4, 16, 16, 16, 16, *[64] * 24), 0.9, 0.1, 1.0,
+                         "the angle of a number whose imaginary part, or both parts, are the rounding of a sum")
+"64 units are a tenth of the tolerance at fp32. Most bins of the spectrum of a tone are rounding."
+FP16_ROUNDING = Rounding(2.0**-11, (1, 1, 1, 1, 2, 2, 2, 2, *[4] * 24), 0.5, 0.5, 0.25,
                          "the larger one of two numbers that are equal at fp16")
 "Four units are a tenth of the tolerance at fp16."
 
@@ -59,7 +63,8 @@ def find_undetermined(
     `run_moved(seed, units, unit)` runs what gave `start` with its rounded numbers moved by at most so many units.
     Outputs of dtypes other than `kinds` are left alone, and all of them if a run with moved numbers fails, as with an
     index that is computed from them. The result does not have outputs that move in proportion to the numbers, as those
-    do whose errors grow with the layers: a choice between two elements changes or does not. Of few integers, such as
+    do whose errors grow with the layers: a choice between two elements changes or does not. Nor does it have those with
+    many elements that move, if the differences of these are larger than what they move by. Of few integers, such as
     counts of the pixels of a class, any share may differ if each of those found is one that a moved run gives.
     """
     shared = [name for name, value in expected.items() if value.size and value.dtype.kind in kinds and (
@@ -76,6 +81,7 @@ def find_undetermined(
         if any(np.mean(elements) > rounding.max_share for name, elements in differing.items() if name not in given):
             return {}
         counts = {name: np.zeros(2) for name in shared}
+        largest = {name: np.zeros(value.shape) for name, value in wanted.items()}
         for number, units in enumerate(rounding.most, start=1):
             try:
                 moved = [run_moved(number, units, unit) for unit in (rounding.unit, rounding.unit / 2)]
@@ -86,6 +92,7 @@ def find_undetermined(
             for name in whole.keys() & half.keys():
                 moving = whole[name] > allowed[name]
                 changed[name] |= moving
+                largest[name] = np.fmax(largest[name], whole[name])
                 is_proportional = np.abs(half[name][moving] / whole[name][moving] - 0.5) < 0.25
                 counts[name] += np.count_nonzero(is_proportional), np.count_nonzero(moving)
             for name, value in ((name, value[name]) for value in moved for name in given):
@@ -96,8 +103,11 @@ def find_undetermined(
             if not left or number == _MOVED_RUNS_IN_VAIN and not all(
                     np.any(elements & changed[name]) for name, elements in left.items()):
                 break
+        measured = {name: not np.any(elements & (np.abs(found[name] - wanted[name]) > _MEASURED_FACTOR * largest[name]))
+                    for name, elements in differing.items()}
     return {name: elements for name, elements in changed.items()
             if name not in given and np.mean(elements) <= rounding.max_share
+            and (np.mean(elements) <= rounding.max_unmeasured_share or measured.get(name, False))
             and counts[name][0] <= rounding.max_proportional_share * counts[name][1]} | {
                 name: differing[name] for name in given if not np.any(differing[name] & ~given[name])}
 
