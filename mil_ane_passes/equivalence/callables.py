@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from coremltools.converters.mil.mil.passes.defs.preprocess import NameSanitizer
 
 from ..utils.errors import InputError
 from ..utils.text_format import add_article
@@ -50,10 +51,10 @@ def _may_depend_on_training(torch: Any, part: Any) -> bool:
 class Caller:
     """Calls the user's callable with a program's feeds and gives its results the names of the program's outputs.
 
-    A torch module is called with tensors on its device: floats in the dtype of its floating-point parameters (float32
-    if it has none), integers as int64, the dtype of torch's indices. Any other callable is called with the fed numpy
-    arrays. Inputs are passed by name if all of their names are parameters of the callable, else in the program's order.
-    Raises InputError for a class, and for a module in training mode.
+    A torch module is called with tensors on its device: floats in the dtype of its floating-point parameters (if it has
+    none, in that of its trace, else float32), integers as int64, the dtype of torch's indices. Any other callable is
+    called with the fed numpy arrays. Inputs are passed by name if all of their names are parameters of the callable,
+    else in the program's order. Raises InputError for a class, and for a module in training mode.
     """
 
     def __init__(self, given: Any, inputs: Sequence[str], outputs: Sequence[str], *, labels: bool = False) -> None:
@@ -82,6 +83,8 @@ class Caller:
         self._leaves = [] if exported is None else _list_exported_leaves(exported)
         self._constant_results = () if exported is None else _find_constant_results(exported)
         self._by_name = self._named_inputs()
+        self.floats = self._find_float_dtype()
+        "The dtype in which floats are passed to a torch module; None for other callables."
         self._input_dtypes = self._find_input_dtypes(exported)
 
     def __call__(
@@ -111,8 +114,7 @@ class Caller:
         return self._name_results(returned)
 
     def states(self, names: Sequence[str]) -> list[str]:
-        """Return the states in `names` that are buffers of the module; a dot in a buffer's name may be an underscore.
-        """
+        """Return the states in `names` that are buffers of the module, under its names or valid ones of Core ML."""
         return [name for name in names if name in self._get_buffers()]
 
     def list_example_shapes(self) -> list[tuple[int, ...]] | None:
@@ -172,6 +174,20 @@ class Caller:
         found = {name: dtype for name, dtype in dtypes if name in self._by_name} | dict(zip(rest, placed))
         return {name: dtype for name, dtype in found.items() if dtype is not None and not dtype.is_complex}
 
+    def _find_float_dtype(self) -> Any:
+        """Find the dtype of floats: that of the parameters, or of the example of a trace, else float32.
+
+        A module may have been moved to another dtype since it was traced, so the example decides only where parameters
+        have several dtypes, or where there are none since all weights are constants of the trace.
+        """
+        if self._torch is None:
+            return None
+        owned = [each.dtype for each in self._given.parameters() if each.is_floating_point()]
+        script = isinstance(self._given, self._torch.jit.ScriptModule)
+        traced = [dtype for _, dtype in _list_script_dtypes(self._given)
+                  if dtype is not None and dtype.is_floating_point] if script and len(set(owned)) != 1 else []
+        return next(iter([*traced, *owned]), self._torch.float32)
+
     def _named_inputs(self) -> set[str]:
         """Return the inputs to pass by name: all or none; for a torch.export module, those exported as keywords."""
         if self._torch is not None and self._is_exported():
@@ -210,11 +226,11 @@ class Caller:
         assert torch is not None
         owned = [*self._given.parameters(), *self._given.buffers()]
         device = owned[0].device if owned else torch.device("cpu")
-        floats = next((each.dtype for each in self._given.parameters() if each.is_floating_point()), torch.float32)
         tensors = {name: torch.from_numpy(value != 0 if self._input_dtypes.get(name) == torch.bool else value)
                    for name, value in arguments.items()}
-        tensors = {name: tensor.to(device, self._input_dtypes.get(name) or _choose_torch_dtype(torch, tensor, floats))
-                   for name, tensor in tensors.items()}
+        chosen = {name: self._input_dtypes.get(name) or _choose_torch_dtype(torch, tensor, self.floats)
+                  for name, tensor in tensors.items()}
+        tensors = {name: tensor.to(device, chosen[name]) for name, tensor in tensors.items()}
         saved = [(buffer, buffer.clone()) for buffer in self._given.buffers()]
         moved = [] if move is None else [
             (each, move(_to_array(each))) for each in owned if each.is_floating_point() and not each.is_inference()
@@ -257,7 +273,9 @@ class Caller:
         if self._torch is None:
             return {}
         buffers = dict(self._given.named_buffers())
-        return {name.replace(".", "_"): buffer for name, buffer in buffers.items()} | buffers
+        accepted = {NameSanitizer().sanitize_name(name, allow_prefix_underscore=False): buffer
+                    for name, buffer in buffers.items()}
+        return {name.replace(".", "_"): buffer for name, buffer in buffers.items()} | accepted | buffers
 
     def _is_exported(self) -> bool:
         """Return whether the module was made by torch.export: it has no training mode, and its eval() raises an error.

@@ -10,15 +10,16 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from coremltools.converters.mil.mil import Program, types
+from coremltools.converters.mil.mil import Function, Program, types
 
 from ..equivalence.callable_comparison import FP16_TOLERANCE, FP32_TOLERANCE
 from ..equivalence.callables import Caller
 from ..equivalence.comparison import to_arrays
 from ..equivalence.execution import Plan
+from ..ir.query import iterate_ops
 from ..runtime import Runtime
 
-__all__ = ["ProgramRunner", "TorchModelRunner"]
+__all__ = ["ProgramRunner", "TorchModelRunner", "list_states"]
 
 Array = np.ndarray[Any, Any]
 
@@ -36,7 +37,7 @@ class ProgramRunner:
     def __init__(self, program: Program, **settings: Any) -> None:
         self._program, self._runtime = program, Runtime(program, **settings)
         self.function = program.functions["main"]
-        self.states = [name for name, var in self.function.inputs.items() if types.is_state(var.sym_type)]
+        self.states = list_states(self.function)
         self.inputs = [name for name in self.function.inputs if name not in self.states]
         self.outputs = [var.name for var in self.function.outputs]
 
@@ -56,9 +57,19 @@ class ProgramRunner:
         Runtime(self._program, observer=record_value)(self._cast_feeds(feeds), state)
         return found
 
+    def has_fp16_ops(self) -> bool:
+        """Return whether an op has a result of fp16, as a cast does that a torch model asks for."""
+        return any(var.dtype == types.fp16 for _, op in iterate_ops(self._program) for var in op.outputs
+                   if types.is_tensor(var.sym_type) or types.is_scalar(var.sym_type))
+
     def _cast_feeds(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         return {name: value.astype(types.nptype_from_builtin(self.function.inputs[name].dtype))
                 for name, value in zip(self.inputs, feeds.values(), strict=True)}
+
+
+def list_states(function: Function) -> list[str]:
+    """List the names of the states of a function, in order."""
+    return [name for name, var in function.inputs.items() if types.is_state(var.sym_type)]
 
 
 class TorchModelRunner:
@@ -74,7 +85,9 @@ class TorchModelRunner:
         self.states = self._caller.states(compiled.states)
         "The program's states that the module has as buffers."
         owned = itertools.chain(model.parameters(), model.buffers())
-        self.tolerance = FP16_TOLERANCE if any(str(each.dtype) in _HALF_DTYPES for each in owned) else FP32_TOLERANCE
+        dtypes = {str(self._caller.floats), *(str(each.dtype) for each in owned)}
+        self.tolerance = FP32_TOLERANCE if dtypes.isdisjoint(_HALF_DTYPES) and not compiled.has_fp16_ops() \
+            else FP16_TOLERANCE
         "The largest allowed deviation of a program in fp32, as a fraction of the largest value."
 
     def fit_plan(self, plan: Plan) -> Plan:

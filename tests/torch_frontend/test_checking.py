@@ -221,6 +221,35 @@ def test_what_is_left_in_a_state_counts(frontend):
     checked(Cache().eval(), X, frontend=frontend, states=states, minimum_deployment_target=ct.target.iOS18)
 
 
+class Cached(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.zeros(1, 8, 4))
+
+    def forward(self, x: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+        self.rows[:, place:place + 3] = x
+        return self.rows * 2
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_state_in_a_part_of_the_module(wrong, lowered):
+    """Core ML accepts no '0.rows', the name of the buffer, and three rows begin in 0 to 5."""
+    class Model(torch.nn.Sequential):
+        def forward(self, x: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+            return self[0](torch.relu(x), place) + 1
+
+    model = Model(Cached()).eval()
+    example = torch.randn(1, 3, 4), torch.tensor([2], dtype=torch.int32)
+    how = {"states": [ct.StateType(wrapped_type=ct.TensorType(shape=(1, 8, 4)), name="0.rows")],
+           "minimum_deployment_target": ct.target.iOS18}
+    mlmodel = checked(model, *example, **how)
+    assert ane.verify(Model(Cached()).eval(), mlmodel).equal
+    if wrong:
+        lowered("relu", lambda x: mb.add(x=mb.relu(x=x), y=0.5))
+        with pytest.raises(NotEqual, match="aten::relu"):
+            checked(model, *example, **how)
+
+
 @pytest.mark.parametrize("shape", [(1,), ()])
 @pytest.mark.parametrize("kind", [torch.int64, torch.int32, torch.bool])
 def test_a_buffer_of_integers_holds_integers(kind, shape):
@@ -702,6 +731,66 @@ def test_wrong_angles_are_found_beside_those_that_rounding_decides(lowered, fact
     with pytest.raises(NotEqual):
         lowered("tanh", lambda x: mb.mul(x=mb.tanh(x=x), y=np.float32(factor)))
         checked(lambda x: torch.tanh(take_angles(x)), torch.randn(1, 2048), compute_precision=ct.precision.FLOAT32)
+
+
+@pytest.mark.parametrize("tone", [np.sin(0.2 * np.pi * np.arange(2048)),
+                                  np.sin(0.02 * np.arange(2048))], ids=["a tone", "a slow tone"])
+def test_most_angles_of_a_tone_are_left_out(tone, caplog, lowered):
+    feeds = {"x0": np.float32(tone)[None]}
+
+    def take_bounded_angles(x):
+        return torch.tanh(take_angles(x))
+
+    with caplog.at_level(logging.WARNING, "mil_ane_passes"):
+        checked(take_bounded_angles, torch.randn(1, 2048), compute_precision=ct.precision.FLOAT32, feeds=feeds)
+    assert "of 4257 elements of" in caplog.text and "they are decided by rounding" in caplog.text
+    lowered("tanh", lambda x: mb.mul(x=mb.tanh(x=x), y=np.float32(1.01)))
+    with pytest.raises(NotEqual):
+        checked(take_bounded_angles, torch.randn(1, 2048), compute_precision=ct.precision.FLOAT32, feeds=feeds)
+
+
+def test_results_that_rounding_decides_entirely_are_named_so():
+    def mix(x):
+        return take_angles(x).sum((1, 2)).sin()
+
+    tone = {"x0": np.float32(np.sin(0.2 * np.pi * np.arange(2048)))[None]}
+    with pytest.raises(NotEqual, match="in their last bits, the torch model's own .* rounding decides it"):
+        checked(mix, torch.randn(1, 2048), compute_precision=ct.precision.FLOAT32, feeds=tone)
+
+
+class Half(torch.nn.Module):
+    """A head of fp16 in a list, so that its weights are constants of the trace, or beside weights of fp32."""
+
+    def __init__(self, beside: bool) -> None:
+        super().__init__()
+        self.heads = [torch.nn.Conv2d(8, 4, 1, dtype=torch.float16).requires_grad_(False)]
+        self.norm = torch.nn.LayerNorm(8) if beside else torch.nn.Identity()
+        self.last = torch.nn.Linear(4, 4, dtype=torch.float16) if beside else torch.nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norm(x.float() if isinstance(self.norm, torch.nn.LayerNorm) else x).half()
+        return self.last(self.heads[0](x.permute(0, 2, 1).unsqueeze(2)).squeeze(2).transpose(1, 2))
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_trace_with_weights_of_fp16_that_are_no_parameters(beside):
+    torch.manual_seed(0)
+    x = torch.randn(1, 5, 8).half()
+    inputs = [ct.TensorType(name="x", shape=x.shape, dtype=np.float16)]
+    checked(Half(beside).eval(), x, inputs=inputs, outputs=[ct.TensorType(name="y", dtype=np.float16)])
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+@pytest.mark.parametrize("precision", [ct.precision.FLOAT32, ct.precision.FLOAT16])
+def test_a_cast_to_fp16_rounds_in_torch_and_not_in_the_check(frontend, precision, lowered):
+    def halve(x):
+        return torch.relu(x).to(torch.float16)
+
+    x = torch.randn(3, 40)
+    checked(halve, x, frontend=frontend, compute_precision=precision)
+    lowered("relu", lambda x: mb.mul(x=mb.relu(x=x), y=1.1))
+    with pytest.raises(NotEqual):
+        checked(halve, x, frontend=frontend, compute_precision=precision)
 
 
 def test_rounding_does_not_excuse_numbers_that_are_exact(lowered):
