@@ -140,7 +140,9 @@ def pack_padded_sequence(context: Any, node: Any) -> None:
     try:
         lengths = np.asarray(to_python(inputs.lengths, node, "lengths"))
     except NotConverted as error:
+        single = inputs.input.shape[0 if to_python(inputs.batch_first, node, "batch_first") else 1] == 1
         raise NotConverted.at(node, "the lengths of the sequences are computed by the model",
+                              "leave the packing out, which one sequence does not need" if single else
                               "make them constants, sorted (enforce_sorted=True)") from error
     x = inputs.input
     if to_python(inputs.batch_first, node, "batch_first"):
