@@ -48,6 +48,20 @@ def _may_depend_on_training(torch: Any, part: Any) -> bool:
     return not is_plain or any(each in name for each in _TRAINING_LAYERS)
 
 
+def _find_training_op(torch: Any, graph: Any) -> str:
+    """Find the first op of a TorchScript graph with an argument `train` or `training` that is true; "" without one."""
+    for node in graph.nodes():
+        schema = node.schema()
+        arguments = [] if schema == "(no schema)" else torch._C.parse_schema(schema).arguments
+        for argument, value in zip(arguments, node.inputs()):
+            if argument.name in ("train", "training") and value.toIValue():
+                return str(node.kind())
+        for block in node.blocks():
+            if op := _find_training_op(torch, block):
+                return op
+    return ""
+
+
 class Caller:
     """Calls the user's callable with a program's feeds and gives its results the names of the program's outputs.
 
@@ -68,12 +82,8 @@ class Caller:
         self.name = getattr(given, "__name__", None) or type(given).__name__
         torch = sys.modules.get("torch")  # if torch is not imported, `given` cannot be a torch module
         self._torch = torch if torch is not None and isinstance(given, torch.nn.Module) else None
-        training = [] if self._torch is None or self._is_exported() else [
-            f"'{name}' in {self.name}" if name else self.name for name, part in given.named_modules()
-            if part.training and _may_depend_on_training(torch, part)]
-        if training:
-            raise InputError(f"the module {training[0]} is in training mode, in which dropout and batch norm compute "
-                             "something else; call its eval() first")
+        if self._torch is not None and not self._is_exported():
+            self._refuse_training_mode()
         empty = [] if self._torch is None else [
             name for name, value in [*given.named_parameters(), *given.named_buffers()] if value.is_meta]
         if empty:
@@ -112,6 +122,24 @@ class Caller:
             raise (RejectedSizes if guarded else InputError)(
                 f"the callable {self.name} raised {type(error).__name__} for ({function}): {error}") from error
         return self._name_results(returned)
+
+    def _refuse_training_mode(self) -> None:
+        """Raise InputError for a module in training mode, and for a trace that was made in it.
+
+        What a trace does does not depend on the mode that it is in, which a frozen one does not have.
+        """
+        torch, given = self._torch, self._given
+        assert torch is not None
+        if isinstance(given, torch.jit.ScriptModule) and 'name="training"' not in str(given.inlined_graph):
+            if op := _find_training_op(torch, given.inlined_graph):
+                raise InputError(f"the trace {self.name} was made in training mode, in which '{op}' computes something "
+                                 "else; trace the module again after its eval()")
+            return
+        for name, part in given.named_modules():
+            if part.training and _may_depend_on_training(torch, part):
+                place = f"'{name}' in {self.name}" if name else self.name
+                raise InputError(f"the module {place} is in training mode, in which dropout and batch norm compute "
+                                 "something else; call its eval() first")
 
     def states(self, names: Sequence[str]) -> list[str]:
         """Return the states in `names` that are buffers of the module, under its names or valid ones of Core ML."""
@@ -175,17 +203,23 @@ class Caller:
         return {name: dtype for name, dtype in found.items() if dtype is not None and not dtype.is_complex}
 
     def _find_float_dtype(self) -> Any:
-        """Find the dtype of floats: that of the parameters, or of the example of a trace, else float32.
+        """Find the dtype of floats: that of the parameters, or of the example of a trace, or of constants, or float32.
 
         A module may have been moved to another dtype since it was traced, so the example decides only where parameters
-        have several dtypes, or where there are none since all weights are constants of the trace.
+        have several dtypes, or where there are none since all weights are constants of the trace. A frozen trace, of
+        which this is so, does not keep the dtypes of the example.
         """
         if self._torch is None:
             return None
         owned = [each.dtype for each in self._given.parameters() if each.is_floating_point()]
-        script = isinstance(self._given, self._torch.jit.ScriptModule)
-        traced = [dtype for _, dtype in _list_script_dtypes(self._given)
-                  if dtype is not None and dtype.is_floating_point] if script and len(set(owned)) != 1 else []
+        traced: list[Any] = []
+        if isinstance(self._given, self._torch.jit.ScriptModule) and len(set(owned)) != 1:
+            traced = [dtype for _, dtype in _list_script_dtypes(self._given) if dtype and dtype.is_floating_point]
+            graph = self._given.inlined_graph  # its nodes are valid while it is referenced
+            constants = [node.t("value") for node in graph.findAllNodes("prim::Constant")
+                         if not owned and node.hasAttribute("value") and node.kindOf("value") == "t"]
+            traced += [each.dtype for each in sorted(constants, key=self._torch.numel, reverse=True)
+                       if each.is_floating_point()]
         return next(iter([*traced, *owned]), self._torch.float32)
 
     def _named_inputs(self) -> set[str]:

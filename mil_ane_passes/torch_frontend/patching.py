@@ -147,7 +147,7 @@ def _get_func(host: Callable[..., Any], registry: Any, kind: str) -> Any:
     """Return the lowering of an op: the user's own registration, else ours, else coremltools'."""
     other = host(registry, kind)
     ours = _find_patched_lowering(kind)
-    of_user = other is not None and not other.__module__.startswith("coremltools.")
+    of_user = other is not None and not (other.__module__ or "").startswith("coremltools.")
     lowering = other if ours is None or of_user else ours
     for wrapper in [] if lowering is None or of_user else _wrappers:
         lowering = functools.partial(wrapper, lowering)

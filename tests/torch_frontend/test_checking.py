@@ -402,6 +402,42 @@ def test_a_model_in_training_mode_is_refused_before_it_is_converted(monkeypatch)
                     inputs=input_types([X]), skip_model_load=True)
 
 
+@pytest.mark.parametrize("training", [torch.nn.Dropout(), torch.nn.BatchNorm1d(4)], ids=["dropout", "batch norm"])
+def test_a_trace_made_in_training_mode_is_refused(training):
+    traced = torch.jit.trace(torch.nn.Sequential(training).train(), X, check_trace=False).eval()
+    with pytest.raises(ane.InputError, match="was made in training mode.*trace the module again after its eval"):
+        ane.convert(traced, check=True, inputs=input_types([X]), skip_model_load=True)
+
+
+def test_the_mode_of_a_trace_that_no_op_reads_does_not_count():
+    """A wrapper is in training mode until its eval() is called."""
+    class Wrapper(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = stack()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.softmax(self.inner(x), -1)
+
+    traced = torch.jit.trace(Wrapper(), X)
+    assert traced.training
+    mlmodel = ane.convert(traced, check=True, inputs=input_types([X]), skip_model_load=True)
+    assert ane.verify(traced, mlmodel).equal
+
+
+@pytest.mark.parametrize(("freeze", "dtype"), [(torch.jit.freeze, torch.float32), (torch.jit.freeze, torch.float16),
+                                               (torch.jit.optimize_for_inference, torch.float32)])
+def test_frozen_traces_are_checked(freeze, dtype, lowered):
+    """They have no mode, and their weights are constants."""
+    frozen = freeze(captured(stack().to(dtype), [X.to(dtype)], "trace"))
+    inputs = [ct.TensorType(name="x", shape=X.shape, dtype=np.float32 if dtype == torch.float32 else np.float16)]
+    arguments = {"check": True, "inputs": inputs, "skip_model_load": True, "minimum_deployment_target": ct.target.iOS16}
+    assert ane.verify(frozen, ane.convert(frozen, **arguments)).equal
+    lowered("tanh", lambda x: mb.mul(x=mb.tanh(x=x), y=1.1))
+    with pytest.raises(NotEqual):
+        ane.convert(frozen, **arguments)
+
+
 def test_values_are_compared_as_they_were_before_later_writes(lowered):
     def written(x: torch.Tensor) -> torch.Tensor:
         y = x + 1

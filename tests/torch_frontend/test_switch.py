@@ -272,7 +272,9 @@ def own_fmod(context: Any, node: Any) -> None:
     context.add(mb.mul(x=context[node.inputs[0]], y=2.0, name=node.name))
 
 
-def test_a_lowering_that_the_user_registered_wins(monkeypatch):
+@pytest.mark.parametrize("module", [__name__, None], ids=["of a module", "of code that was executed"])
+def test_a_lowering_that_the_user_registered_wins(module, monkeypatch):
+    monkeypatch.setattr(own_fmod, "__module__", module)
     kept = dict(_TORCH_OPS_REGISTRY.name_to_func_mapping)
     try:
         with patched():
