@@ -42,8 +42,8 @@ _ADVICE_ABOUT_NAMES = ("give that input another name, or each output a name of i
                        "(outputs=[coremltools.TensorType(name=...)])")
 _TORCH_PASS_PREFIX = "torch::"
 "The prefix of passes that lower ops of the torch dialect: no pipeline and no precision can do without them."
-_ADVICE_IN_READING = ("use other ops in that part of the model, or convert the result of torch.export or "
-                      "torch.jit.trace")
+_ADVICE_IN_READING = ("use other ops in that part of the model, or convert the result of torch.export in place of that "
+                      "of torch.jit.trace, or the other way round")
 _ADVICE_AT_END = ("use another form of that op, or a newer minimum_deployment_target")
 _MAX_MESSAGE_LENGTH = 400
 "The most characters of an exception's text that an error repeats: enough for any sentence, too few for a program."
