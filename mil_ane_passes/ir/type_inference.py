@@ -16,7 +16,8 @@ from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 from .coremltools_internals import is_evaluated_wrongly
 from .query import get_flat_inputs, is_opaque
 
-__all__ = ["infer_types", "limit_evaluation", "propagate_symbols", "raise_not_evaluated", "refine_type"]
+__all__ = ["infer_types", "is_scalar_update", "limit_evaluation", "propagate_symbols", "raise_not_evaluated",
+           "refine_type"]
 
 _MAX_EVALUATED_ELEMENTS = 1 << 20
 """Most elements of an evaluated output that is larger than the operands, because a package may declare any size.
@@ -37,8 +38,10 @@ def infer_types(op: Operation, known: Sequence[Any] = ()) -> Any:
     For slices and updates of slices, coremltools converts negative ends to positive ones in place. These arrays belong
     to the file, and another slice may use them on a longer axis, so a copy is passed instead. For an op with nested
     blocks, coremltools infers the types of one path only, so `_join_output_types` infers the types for all paths. For a
-    select, it leaves out the condition.
+    select, it leaves out the condition. For an update of a state of rank 0, it refuses scalars.
     """
+    if op.op_type == "coreml_update_state" and is_scalar_update(op):
+        return op.state.sym_type.wrapped_type()
     if op.op_type == "select":
         chosen = op.type_inference()
         known = known or [var.sym_type for var in op.outputs or ()]
@@ -56,6 +59,13 @@ def infer_types(op: Operation, known: Sequence[Any] = ()) -> Any:
     finally:
         for side, var in inputs.items():
             setattr(op, side, var)
+
+
+def is_scalar_update(update: Operation) -> bool:
+    """Return whether an update writes a scalar to a state of rank 0 of its dtype, as which MIL has a tensor."""
+    wrapped = update.state.sym_type.wrapped_type()
+    return (types.is_tensor(wrapped) and not wrapped.get_shape() and types.is_scalar(update.value.sym_type)
+            and update.value.sym_type == wrapped.get_primitive())
 
 
 def _has_form_of(one: Any, other: Any) -> bool:

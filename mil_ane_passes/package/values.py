@@ -45,6 +45,8 @@ class TypeReader:
             return self._read_tensor_type(declared.tensorType)
         if kind == "stateType":
             inner, fresh = self._read_new_type(declared.stateType.wrappedType)
+            if types.is_scalar(inner):  # a state of rank 0 is a tensor in coremltools
+                return types.state(types.tensor(inner, ())), fresh
             return (types.state(inner), fresh) if types.is_tensor(inner) else (types.unknown, False)
         if kind == "listType":
             inner, fresh = self._read_new_type(declared.listType.type)
