@@ -9,6 +9,9 @@ two running statistics), and names the new op by all passes that made the value,
 that is divided by a number, at float16).
 
 A value that is expanded as it is written (`self.kept.copy_(x.mean())`) has its own shape in the program.
+
+A state of rank 0 accepts no scalar, as which MIL has a value that is computed from an input alone: the number of tokens
+in the static cache of transformers.
 """
 
 from __future__ import annotations
@@ -23,11 +26,12 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Operation, types
 from coremltools.converters.mil.mil.scope import ScopeInfo, ScopeSource
 
+from ...ir.type_inference import infer_types, is_scalar_update
 from ..contract import Patch
 
 PATCH = Patch(code="TORCH185",
               title="exported updates of two states that no op reads afterwards, of a state with a quotient at "
-                    "float16 or a smaller value, and of a buffer named as an op (`mean`) fail",
+                    "float16, a smaller value or a count by an input, and of a buffer named as an op (`mean`) fail",
               upstream=("none known",))
 _PASS = "canonicalize_inplace_pattern"
 _MODULE = "coremltools.converters.mil.mil.passes.defs.optimize_state"
@@ -87,6 +91,13 @@ def list_scopes(host: Callable[..., Any], op: Operation) -> list[ScopeInfo]:
     """List the scopes of an op, with the last name alone of sources that allow one."""
     return [ScopeInfo(source=source, data=data[-1:] if source in _SINGLE_SOURCES and isinstance(data, list) else data)
             for source, data in op.scopes.items()]
+
+
+@PATCH.replace_function("coremltools.converters.mil.mil.ops.defs.coreml_dialect.ops",
+                        "coreml_update_state.type_inference")
+def infer_update_type(host: Callable[..., Any], self: Any) -> Any:
+    """Infer the type of an updated state; a scalar of its dtype is a value of a state of rank 0."""
+    return infer_types(self) if is_scalar_update(self) else host(self)
 
 
 @PATCH.replace_function("coremltools.converters.mil.frontend.torch.internal_graph", "InternalTorchIRGraph.from_exir")

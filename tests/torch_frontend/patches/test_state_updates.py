@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import coremltools as ct
 import numpy as np
@@ -111,6 +112,39 @@ def test_a_window_of_the_last_rows_keeps_its_shape(copies: bool) -> None:
         x = torch.randn(2, length, 4)
         (found,) = predictor.predict({"x": x.numpy()}, state).values()
         np.testing.assert_allclose(found, module(x).numpy(), atol=2e-2)
+
+
+class StaticCache(torch.nn.Module):
+    """A cache that counts its tokens as that of transformers: from the place of the first new one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.tensor(0))
+        self.register_buffer("keys", torch.zeros(1, 8, 4))
+
+    def forward(self, x: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+        self.count.copy_(place[0])
+        self.keys.index_copy_(1, torch.arange(x.shape[1]) + self.count, x)
+        self.count.add_(x.shape[1])
+        return self.keys.sum(1) + self.count
+
+
+@pytest.mark.parametrize("precision", ["FLOAT16", "FLOAT32"])
+def test_a_count_that_is_set_by_an_input(tmp_path: Path, precision: str) -> None:
+    """It is a state of rank 0, to which a scalar is written."""
+    module, example = StaticCache().eval(), (torch.randn(1, 2, 4), torch.tensor([0]))
+    program = torch.export.export(StaticCache().eval(), example).run_decompositions({})
+    model = ane.convert(program, minimum_deployment_target=ct.target.iOS18, skip_model_load=True, check=True,
+                        compute_precision=getattr(ct.precision, precision))
+    model.save(str(tmp_path / "m.mlpackage"))
+    ane.rewrite(tmp_path / "m.mlpackage", tmp_path / "out.mlpackage", preset="full")  # raises if it is not equivalent
+    predictor = ane.runtime.predictor(tmp_path / "out.mlpackage")
+    state = predictor.make_state()
+    for place in (0, 2, 4):
+        x = torch.randn(1, 2, 4)
+        (found,) = predictor.predict({"x": x.numpy(), "place": np.int32([place])}, state).values()
+        np.testing.assert_allclose(found, module(x, torch.tensor([place])).numpy(), atol=2e-2)
+    assert state.read_state("count").tolist() == 6
 
 
 def test_an_update_is_not_moved_before_a_read_of_its_state() -> None:
