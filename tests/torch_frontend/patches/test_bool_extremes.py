@@ -28,5 +28,21 @@ def test_extremes_are_those_of_torch(function, frontend):
     check(function, torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(1)), frontend=frontend)
 
 
+def test_truth_of_all_and_of_any():
+    def tell(x):
+        return x + torch.ops.aten._is_all_true(x > -9), x - torch.ops.aten._is_any_true(x > 9).float()
+
+    check(tell, torch.randn(2, 3, 4), frontend="export")
+
+
+def test_checks_of_exported_programs_are_left_out():
+    """As `torch_compilable_check` of transformers, of which assertions alone read the result."""
+    def scale(x, factors):
+        torch._check_tensor_all(factors >= 0)
+        return x * factors
+
+    check(scale, torch.randn(2, 3), torch.ones(2, 3), frontend="export")
+
+
 def test_a_mask_of_a_flexible_sequence_is_reduced():
     check(lambda x: x * (x > 0).amax(1, keepdim=True), torch.randn(2, 3, 4), flexible=[1], at=[(torch.randn(2, 7, 4),)])
