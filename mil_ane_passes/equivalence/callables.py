@@ -21,7 +21,8 @@ __all__ = ["Caller", "RejectedSizes", "is_callable_side"]
 Array = np.ndarray[Any, Any]
 
 
-_UNDEFINED_RESULTS = ("topk", "sort", "Byte(", "Char(", "Short(", "torch.uint8", "torch.int8", "torch.int16")
+_UNDEFINED_RESULTS = ("topk", "sort", "bucketize", "Byte(", "Char(", "Short(", "torch.uint8", "torch.int8",
+                      "torch.int16")
 "Ops and dtypes in the text of a graph whose results torch may not define."
 _TRAINING_LAYERS = ("Attention", "BatchNorm", "Bn", "Dropout", "GRU", "InstanceNorm", "LSTM", "RNN", "RReLU",
                     "Transformer")
@@ -343,8 +344,9 @@ class Caller:
 def _define_results(torch: Any) -> Any:
     """Return a context in which results that torch does not define are those of the reference runtime.
 
-    `torch.topk` chooses the first of equal elements, `torch.sort` keeps their order, and a cast of a float to an
-    integer of 8 or 16 bits gives the nearest one that fits, as on arm64.
+    `torch.topk` chooses the first of equal elements, `torch.sort` keeps their order, `torch.searchsorted` counts the
+    smaller elements of a sequence that is not sorted, and a cast of a float to an integer of 8 or 16 bits gives the
+    nearest one that fits, as on arm64.
     """
     def dispatch(mode: Any, function: Any, kinds: Any, given: Any = (), named: Any = None) -> Any:
         if function is torch.ops.aten._to_copy.default:
@@ -356,6 +358,10 @@ def _define_results(torch: Any) -> Any:
         if function is torch.ops.aten.sort.default:
             options = dict(zip(("self", "dim", "descending"), given)) | (named or {})
             return torch.sort(options.pop("self"), stable=True, **options)
+        if function in (torch.ops.aten.searchsorted.Tensor, torch.ops.aten.searchsorted.Scalar):
+            return _count_smaller(torch, *given, **(named or {}))
+        if function is torch.ops.aten.bucketize.Tensor:
+            return _count_smaller(torch, given[1], given[0], **(named or {}))
         if function is not torch.ops.aten.topk.default:
             return function(*given, **(named or {}))
         options = dict(zip(("self", "k", "dim", "largest", "sorted"), given)) | (named or {})
@@ -364,6 +370,19 @@ def _define_results(torch: Any) -> Any:
         return tuple(each.narrow(dim, 0, options["k"]).contiguous() if each.dim() else each for each in found)
 
     return type("DefinedResults", (torch.utils._python_dispatch.TorchDispatchMode,), {"__torch_dispatch__": dispatch})()
+
+
+def _count_smaller(
+    torch: Any, sequence: Any, values: Any, *, out_int32: bool = False, right: bool = False, side: str | None = None,
+    sorter: Any = None,
+) -> Any:
+    """Count the elements of a sequence below each value, which is where `torch.searchsorted` finds it in a sorted one.
+    """
+    sequence = sequence if sorter is None else sequence.gather(-1, sorter)
+    values = torch.as_tensor(values, dtype=sequence.dtype)
+    row = sequence if sequence.dim() == 1 else sequence.unsqueeze(-2)
+    before = torch.le if right or side == "right" else torch.lt
+    return before(row, values.unsqueeze(-1)).sum(-1, dtype=torch.int32 if out_int32 else torch.int64)
 
 
 def _list_parameters(call: Callable[..., Any]) -> set[str]:

@@ -634,6 +634,7 @@ def test_negative_integers_are_drawn(lowered):
 @pytest.mark.parametrize("frontend", ["trace", "export"])
 @pytest.mark.parametrize("model", [
     lambda s, x: torch.searchsorted(s, x, right=True), lambda s, x: torch.bucketize(x, s),
+    lambda s, x: torch.searchsorted(torch.cumsum(s, 0), x), lambda s, x: torch.bucketize(x, s.cumsum(0), right=True),
     lambda s, x: torch.sort(s)[1] + torch.argsort(x)])
 def test_what_torch_leaves_undefined_is_not_compared(model, frontend):
     """Places in a sequence that is not sorted, and the order of equal elements."""
