@@ -47,7 +47,6 @@ from ..ir.value_ranges import MeasuredRanges
 from ..passes.contract import Hit, Miss, Rewrite
 from ..passes.engine import iterate_hits_and_misses
 from ..passes.registry import get_all_rules
-from ..transforms.rename import rename_values
 from ..utils.errors import InputError
 from .errors import NotEqual
 from .failures import locate_failures
@@ -97,9 +96,6 @@ def convert_and_check(given: inspect.BoundArguments, samples: UserInputs) -> Any
         model = torch.jit.load(model)
     classifier = given.arguments.get("classifier_config") is not None
     program = _convert_with_frontend(model, requested, given.arguments.get("minimum_deployment_target"))
-    # Only the result has the names that Core ML accepts, as of a buffer of a part of the module: 'inner.cache'.
-    before, after = (each.functions["main"] for each in (program, mlmodel._mil_program))
-    rename_values(before, dict(zip(list_states(before), list_states(after), strict=True)))
     _ConversionCheck(model, mlmodel, program, ImagePreprocessing(requested["inputs"]), classifier).run(samples)
     return mlmodel
 
@@ -139,7 +135,8 @@ class _ConversionCheck:
         self, model: Any, mlmodel: Any, frontend: Program, images: ImagePreprocessing, classifier: bool
     ) -> None:
         self._mlmodel, self._images = mlmodel, images
-        self._frontend, self._before = frontend, ProgramRunner(frontend)
+        self._frontend, self._states = frontend, list_states(mlmodel._mil_program.functions["main"])
+        self._before = self._make_frontend_runner()
         self._limited: ProgramRunner | None = None
         self._exact: ProgramRunner | None = None
         self._after = None if classifier else ProgramRunner(mlmodel._mil_program)
@@ -149,6 +146,9 @@ class _ConversionCheck:
         "Whether any element of an output was finite in a run."
         self._module = TorchModelRunner(model, self._before)
         self._tolerance = max(self._module.tolerance, get_default_tolerance(self._program))
+
+    def _make_frontend_runner(self, **settings: Any) -> ProgramRunner:
+        return ProgramRunner(self._frontend, states=self._states, **settings)
 
     def run(self, samples: UserInputs) -> None:
         """Compare on the samples and at the default size, each enumerated one and both ends of each range.
@@ -255,7 +255,7 @@ class _ConversionCheck:
         if plan.asked or any(each.reason for each in differing):
             return False
         if self._exact is None:
-            self._exact = ProgramRunner(self._frontend, precision="float64")
+            self._exact = self._make_frontend_runner(precision="float64")
         given = feeds if runner is self._before else plan.feeds
         rounded, exact = (self._name_results(expected, each(inputs, copy_state(plan)))
                           for each, inputs in ((runner, given), (self._exact, feeds)))
@@ -330,7 +330,7 @@ class _ConversionCheck:
         random = np.random.default_rng(seed)
         constants, inputs = ({name: move_numbers(value, units, unit, random) for name, value in values}
                              for values in (_iterate_float_constants(self._frontend), feeds.items()))
-        return ProgramRunner(self._frontend, constants=constants)(inputs, copy_state(plan))
+        return self._make_frontend_runner(constants=constants)(inputs, copy_state(plan))
 
     def _is_equal_with_smaller_masks(self, names: Iterable[str], feeds: Mapping[str, Array], plan: Plan) -> bool:
         """Return whether the result equals the frontend's program with smaller numbers for constants beyond fp16.
@@ -339,8 +339,7 @@ class _ConversionCheck:
         those of its scores where the mask is a number of fp16.
         """
         if self._limited is None:
-            self._limited = ProgramRunner(self._frontend, precision="float64",
-                                          constants=_limit_constants(self._frontend))
+            self._limited = self._make_frontend_runner(precision="float64", constants=_limit_constants(self._frontend))
         limited = self._name_results(names, self._limited(feeds, copy_state(plan)))
         assert self._after is not None
         return not _find_differing_outputs(limited, self._after, plan.feeds, plan, self._tolerance)

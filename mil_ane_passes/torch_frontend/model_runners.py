@@ -5,7 +5,7 @@ states.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,19 +31,23 @@ _HALF_DTYPES = ("torch.float16", "torch.bfloat16")
 class ProgramRunner:
     """Runs the main function of a program, by default at float32; feeds are matched to inputs by order, not by name.
 
-    `settings` are those of `Runtime`.
+    `settings` are those of `Runtime`. `states` are names for the program's states, in order, where theirs are not those
+    of the result: only the result has names that Core ML accepts, as of a buffer of a part of the module.
     """
 
-    def __init__(self, program: Program, **settings: Any) -> None:
+    def __init__(self, program: Program, *, states: Sequence[str] | None = None, **settings: Any) -> None:
         self._program, self._runtime = program, Runtime(program, **settings)
         self.function = program.functions["main"]
-        self.states = list_states(self.function)
-        self.inputs = [name for name in self.function.inputs if name not in self.states]
+        self._own_states = list_states(self.function)
+        self.states = self._own_states if states is None else list(states)
+        self.inputs = [name for name in self.function.inputs if name not in self._own_states]
         self.outputs = [var.name for var in self.function.outputs]
 
     def __call__(self, feeds: Mapping[str, Array], state: MutableMapping[str, Array]) -> dict[int | str, Array]:
         """Return the outputs by position, and the final states as `state NAME`."""
-        returned = to_arrays(self._runtime(self._cast_feeds(feeds), state))
+        held = self._name_states(state)
+        returned = to_arrays(self._runtime(self._cast_feeds(feeds), held))
+        state.update((name, held[own]) for name, own in zip(self.states, self._own_states, strict=True))
         return {**dict(enumerate(returned.values())), **{f"state {name}": value for name, value in state.items()}}
 
     def run_with_values(self, feeds: Mapping[str, Array], state: MutableMapping[str, Array]) -> dict[str, Array]:
@@ -54,8 +58,12 @@ class ProgramRunner:
             if op.enclosing_block is self.function and hasattr(value, "numpy"):
                 found[var.name] = value.numpy().copy()
 
-        Runtime(self._program, observer=record_value)(self._cast_feeds(feeds), state)
+        Runtime(self._program, observer=record_value)(self._cast_feeds(feeds), self._name_states(state))
         return found
+
+    def _name_states(self, state: Mapping[str, Array]) -> dict[str, Array]:
+        """Return the states by the program's own names."""
+        return {own: state[name] for name, own in zip(self.states, self._own_states, strict=True)}
 
     def has_fp16_ops(self) -> bool:
         """Return whether an op has a result of fp16, as a cast does that a torch model asks for."""
