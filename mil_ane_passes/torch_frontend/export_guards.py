@@ -39,7 +39,10 @@ def warn_about_guards(model: Any) -> None:
 
 
 def _draw_sizes(model: Any) -> list[dict[str, list[int]]]:
-    """Draw sizes of the inputs of an exported program, by input, from the ranges of its symbols and their ends."""
+    """Draw sizes of the inputs of an exported program, by input, from the ranges of its symbols and their ends.
+
+    None are drawn of a program with a symbol whose range is not known.
+    """
     random, draws = np.random.default_rng(0), []
     lowest = {symbol: max(each.lower, 0) for symbol, each in model.range_constraints.items() if symbol.is_Symbol}
     ranges = {symbol: (int(low), int(min(model.range_constraints[symbol].upper, low + _MOST_SIZES)))
@@ -50,8 +53,11 @@ def _draw_sizes(model: Any) -> list[dict[str, list[int]]]:
     for number in range(_SIZE_DRAWS):
         values = {symbol: (low, high)[number] if number < 2 else int(random.integers(low, high + 1))
                   for symbol, (low, high) in ranges.items()}
-        draws.append({name: [int(size if isinstance(size, int) else size.node.expr.subs(values)) for size in shape]
-                      for name, shape in inputs.items()})
+        sizes = {name: [size if isinstance(size, int) else size.node.expr.subs(values) for size in shape]
+                 for name, shape in inputs.items()}
+        if any(not getattr(size, "is_Integer", True) for shape in sizes.values() for size in shape):
+            return []  # a symbol without a range
+        draws.append({name: [int(size) for size in shape] for name, shape in sizes.items()})
     return draws
 
 

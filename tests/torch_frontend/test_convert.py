@@ -223,14 +223,17 @@ def test_a_sparse_buffer_of_an_exported_program_is_named():
     class Aligned(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
+            self.register_buffer("table", torch.ones(3, 4).t())
             self.register_buffer("heads", torch.eye(4).to_sparse(), persistent=False)
 
         def forward(self, x):
-            return torch.relu(x)
+            return torch.relu(x) @ self.table
 
-    exported = torch.export.export(Aligned().eval(), (torch.ones(1, 4),))
+    exported = torch.export.export(Aligned().eval(), (torch.ones(1, 4),)).run_decompositions({})
     with pytest.raises(NotConverted, match=r"'heads' is a sparse tensor.*module\.heads = module\.heads\.to_dense\(\)"):
-        ane.convert(exported.run_decompositions({}), skip_model_load=True)
+        ane.convert(exported, skip_model_load=True)
+    first = next(iter(exported.graph.nodes))
+    assert first.target == "b_table" and not first.meta["val"].is_contiguous(), "the program is not changed"
 
 
 @pytest.mark.parametrize("scale", [lambda x: float(x.shape[0]), lambda x: 2.5], ids=["of the size", "fixed"])

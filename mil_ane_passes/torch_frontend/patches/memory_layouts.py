@@ -31,13 +31,15 @@ def extract_inputs(host: Callable[..., Any], exported_program: Any) -> Any:
     import torch
 
     kept, buffers = [], exported_program.graph_signature.inputs_to_buffers
-    for node in exported_program.graph_module.graph.nodes:
-        value = node.meta.get("val") if node.op == "placeholder" else None
-        if isinstance(value, torch.Tensor) and value.layout != torch.strided:
+    tensors = [(node, node.meta["val"]) for node in exported_program.graph_module.graph.nodes
+               if node.op == "placeholder" and isinstance(node.meta.get("val"), torch.Tensor)]
+    for node, value in tensors:  # before the first change of the program
+        if value.layout != torch.strided:
             name = buffers.get(node.name, node.name)
             raise NotConverted(f"'{name}' is a sparse tensor, which Core ML does not have, even if no op reads it; "
                                f"make it dense before the export, as with module.{name} = module.{name}.to_dense()")
-        if isinstance(value, torch.Tensor) and value.dim_order() != tuple(range(value.dim())):
+    for node, value in tensors:
+        if value.dim_order() != tuple(range(value.dim())):
             kept.append((node, value))
             node.meta["val"] = value.contiguous()
     try:

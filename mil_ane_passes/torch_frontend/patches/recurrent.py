@@ -142,7 +142,7 @@ def pack_padded_sequence(context: Any, node: Any) -> None:
     except NotConverted as error:
         single = inputs.input.shape[0 if to_python(inputs.batch_first, node, "batch_first") else 1] == 1
         raise NotConverted.at(node, "the lengths of the sequences are computed by the model",
-                              "leave the packing out, which one sequence does not need" if single else
+                              "leave the packing out, which one sequence of full length does not need" if single else
                               "make them constants, sorted (enforce_sorted=True)") from error
     x = inputs.input
     if to_python(inputs.batch_first, node, "batch_first"):

@@ -61,8 +61,8 @@ def lower_number_cast(context: Any, node: Any) -> None:
 def lower_choice_of_sizes(context: Any, node: Any) -> None:
     """Lower sym_ite(b, t, f) of exported numbers: t where b is true, else f."""
     inputs = bind_arguments(context, node, "b t f")
-    chosen = mb.select(cond=to_tensor(inputs.b), a=to_tensor(inputs.t), b=to_tensor(inputs.f), name=node.name)
-    add_result(context, node, chosen if chosen.val is None else mb.const(val=chosen.val, name=node.name))
+    add_result(context, node, mb.select(cond=to_tensor(inputs.b), a=to_tensor(inputs.t), b=to_tensor(inputs.f),
+                                        name=node.name))
 
 
 @PATCH.op("sym_min", "sym_max")
