@@ -67,9 +67,9 @@ class Caller:
     """Calls the user's callable with a program's feeds and gives its results the names of the program's outputs.
 
     A torch module is called with tensors on its device: floats in the dtype of its floating-point parameters (if it has
-    none, in that of its trace, else float32), integers as int64, the dtype of torch's indices. Any other callable is
-    called with the fed numpy arrays. Inputs are passed by name if all of their names are parameters of the callable,
-    else in the program's order. Raises InputError for a class, and for a module in training mode.
+    none or several, in that of its trace, else float32), integers as int64, the dtype of torch's indices. Any other
+    callable is called with the fed numpy arrays. Inputs are passed by name if all of their names are parameters of the
+    callable, else in the program's order. Raises InputError for a class, and for a module in training mode.
     """
 
     def __init__(self, given: Any, inputs: Sequence[str], outputs: Sequence[str], *, labels: bool = False) -> None:
@@ -127,7 +127,7 @@ class Caller:
     def _refuse_training_mode(self) -> None:
         """Raise InputError for a module in training mode, and for a trace that was made in it.
 
-        What a trace does does not depend on the mode that it is in, which a frozen one does not have.
+        The ops of a trace keep the mode in which it was made. Its own mode is not read; a frozen one has none.
         """
         torch, given = self._torch, self._given
         assert torch is not None
@@ -359,9 +359,11 @@ def _define_results(torch: Any) -> Any:
             options = dict(zip(("self", "dim", "descending"), given)) | (named or {})
             return torch.sort(options.pop("self"), stable=True, **options)
         if function in (torch.ops.aten.searchsorted.Tensor, torch.ops.aten.searchsorted.Scalar):
-            return _count_smaller(torch, *given, **(named or {}))
+            return function(*given, **(named or {})) if _is_sorted(given[0]) else (
+                _count_smaller(torch, *given, **(named or {})))
         if function is torch.ops.aten.bucketize.Tensor:
-            return _count_smaller(torch, given[1], given[0], **(named or {}))
+            return function(*given, **(named or {})) if _is_sorted(given[1]) else (
+                _count_smaller(torch, given[1], given[0], **(named or {})))
         if function is not torch.ops.aten.topk.default:
             return function(*given, **(named or {}))
         options = dict(zip(("self", "k", "dim", "largest", "sorted"), given)) | (named or {})
@@ -372,6 +374,10 @@ def _define_results(torch: Any) -> Any:
     return type("DefinedResults", (torch.utils._python_dispatch.TorchDispatchMode,), {"__torch_dispatch__": dispatch})()
 
 
+def _is_sorted(sequence: Any) -> bool:
+    return bool((sequence[..., 1:] >= sequence[..., :-1]).all())
+
+
 def _count_smaller(
     torch: Any, sequence: Any, values: Any, *, out_int32: bool = False, right: bool = False, side: str | None = None,
     sorter: Any = None,
@@ -379,7 +385,7 @@ def _count_smaller(
     """Count the elements of a sequence below each value, which is where `torch.searchsorted` finds it in a sorted one.
     """
     sequence = sequence if sorter is None else sequence.gather(-1, sorter)
-    values = torch.as_tensor(values, dtype=sequence.dtype)
+    values = torch.as_tensor(values)
     row = sequence if sequence.dim() == 1 else sequence.unsqueeze(-2)
     before = torch.le if right or side == "right" else torch.lt
     return before(row, values.unsqueeze(-1)).sum(-1, dtype=torch.int32 if out_int32 else torch.int64)

@@ -71,7 +71,8 @@ def test_packed_sequences_of_known_lengths(kind: Any, lengths: list[int], ordere
     check(packed, X)
 
 
-@pytest.mark.parametrize(("rows", "advice"), [(len(X), "make them constants"), (1, "leave the packing out, which one")])
+@pytest.mark.parametrize(("rows", "advice"), [
+    (len(X), "make them constants"), (1, "leave the packing out, which one sequence of full length does not need")])
 def test_lengths_that_the_model_computes_are_refused(rows: int, advice: str) -> None:
     net = layer(torch.nn.LSTM)
     with pytest.raises(NotConverted, match=f"lengths of the sequences are computed by the model; {advice}"):
