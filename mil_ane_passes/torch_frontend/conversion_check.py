@@ -87,13 +87,16 @@ def convert_and_check(given: inspect.BoundArguments, samples: UserInputs) -> Any
 
     Raises NotEqual, and InputError for samples that do not fit.
     """
+    import torch
+
+    from .patches.bfloat16 import widen_bfloat16  # which imports torch
+
     requested = {name: copy.deepcopy(given.arguments.get(name)) for name in ("inputs", "outputs", "states")}
-    mlmodel = ct.convert(*given.args, **given.kwargs)
     model = given.arguments["model"]
     if isinstance(model, str):
-        import torch
-
         model = torch.jit.load(model)
+    model = given.arguments["model"] = widen_bfloat16(model)
+    mlmodel = ct.convert(*given.args, **given.kwargs)
     classifier = given.arguments.get("classifier_config") is not None
     program = _convert_with_frontend(model, requested, given.arguments.get("minimum_deployment_target"))
     _ConversionCheck(model, mlmodel, program, ImagePreprocessing(requested["inputs"]), classifier).run(samples)
