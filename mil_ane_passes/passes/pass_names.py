@@ -17,6 +17,7 @@ from coremltools.converters.mil.mil.passes.graph_pass import AbstractGraphPass
 from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY
 
 from ..utils.errors import InputError, suggest_nearest
+from .corrected_passes import CorrectedName, get_corrected_pass
 
 __all__ = ["format_pass_name", "install_lookup", "parse_pass_name"]
 
@@ -54,12 +55,16 @@ def parse_pass_name(pass_id: str) -> tuple[str, dict[str, str]] | None:
 
 
 class _PassesWithSettings(dict[str, Any]):
-    """The registered passes by id, extended by our passes whose ids contain settings."""
+    """The registered passes by id, extended by our passes whose ids contain settings and by corrected ones."""
 
     make: MakePass
 
     def __contains__(self, pass_id: object) -> bool:
         return super().__contains__(pass_id) or self._find_or_make(pass_id) is not None
+
+    def __getitem__(self, pass_id: str) -> Any:
+        found = super().__getitem__(pass_id)
+        return get_corrected_pass(pass_id, found) if isinstance(pass_id, CorrectedName) else found
 
     def __missing__(self, pass_id: str) -> Any:
         built = self._find_or_make(pass_id)

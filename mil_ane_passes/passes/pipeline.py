@@ -17,6 +17,7 @@ from ..utils.errors import InputError, RuleError, suggest_nearest
 from ..utils.locking import synchronized
 from ..utils.text_format import escape_text
 from .contract import STAGES, Rewrite, Rule
+from .corrected_passes import correct_names
 from .engine import PassTrace, RunSettings, append_repeated, try_rewrite
 from .guard import Guard, run_guarded
 from .guard_passes import (
@@ -168,6 +169,7 @@ def pipeline(
     """Build a new pipeline: coremltools' `base` (default: `ct.PassPipeline.DEFAULT`) followed by our passes.
 
     Ours come last, so that no pass of coremltools folds them back (`fuse_conv_bias` would). `base` is never changed.
+    Where coremltools' own pass changes results or fails, the corrected one of `corrected_passes` runs under its name.
     Our passes in `base` are replaced, not duplicated. Names, options, preset and target are checked here, and a wrong
     one raises InputError with the nearest right one. `measure`, `draw`, `guard` and `strict` as for `apply_rewrites`;
     a guard reverts only changes of our passes between `ane::guard_begin` and `ane::guard_end`. A pass that fails
@@ -228,9 +230,9 @@ _Pipeline = type("_Pipeline", (ct.PassPipeline,), {"validate": _validate_remaini
 
 
 def _copy_without_own_passes(base: ct.PassPipeline | None) -> ct.PassPipeline:
-    """Copy `base` without our passes and their options."""
+    """Copy `base` without our passes and their options, and with corrected passes of coremltools."""
     source = copy.deepcopy(base) if base is not None else ct.PassPipeline.DEFAULT
-    result = _Pipeline(list(source.passes), source.pipeline_name)
+    result = _Pipeline(correct_names(source.passes), source.pipeline_name)
     result.get_all_options().update(source.get_all_options())
     ours = {name for name in result.passes if name.startswith(f"{NAMESPACE}::")}
     result.remove_passes(ours)

@@ -116,8 +116,11 @@ def convert_captured(program: Any, example: Sequence[torch.Tensor], frontend: st
                      skip_model_load=True, **options)
     if not patched:
         return ct.convert(program, **arguments)
+    state = program.state_dict() if isinstance(program, torch.nn.Module) else program.state_dict
+    before = {name: value.clone() for name, value in state.items()}
     with ane.torch_frontend.patched():
         mlmodel = ct.convert(program, **arguments)
+    assert all(torch.equal(value.nan_to_num(), before[name].nan_to_num()) for name, value in state.items())
     if readable:
         check_read_by_coremltools(mlmodel)
     return mlmodel

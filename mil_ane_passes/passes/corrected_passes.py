@@ -1,0 +1,201 @@
+"""Corrected passes of coremltools: subclasses that leave alone what coremltools' own pass converts wrongly or fails on.
+
+Found by running each pass of `ct.PassPipeline.DEFAULT` on random programs and comparing the results on the reference
+runtime before and after (coremltools 9.0). In our pipelines the name of such a pass is a `CorrectedName`: equal to the
+name itself, so that pipelines are edited as usual, but coremltools runs the corrected class for it. Other pipelines
+have plain names and are not changed, and so are those that travel as texts.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Block, Operation, Var
+from coremltools.converters.mil.mil.passes.graph_pass import AbstractGraphPass
+
+from ..ir.coremltools_internals import get_typed_value, set_typed_value
+
+__all__ = ["CorrectedName", "correct_names", "get_corrected_pass", "iterate_corrections"]
+
+Correction = Callable[..., Any]
+"A function in place of a method: it is called with coremltools' method first, then with the arguments of the call."
+_CORRECTIONS: dict[str, dict[str, Correction]] = {}
+"By name of the pass and of the method."
+_NEGLIGIBLE = 1e-6
+"The share of the epsilon of a normalization that the epsilon of its rsqrt may have, 1e-12 by default."
+
+
+class CorrectedName(str):
+    """The name of a pass of coremltools for which the corrected class runs."""
+
+    __slots__ = ()
+
+
+def correct_names(names: Iterable[str]) -> list[str]:
+    """Return names of passes, with those that have a correction as `CorrectedName`."""
+    return [CorrectedName(name) if name in _CORRECTIONS else name for name in names]
+
+
+def iterate_corrections() -> Iterator[tuple[str, str, Correction]]:
+    """Yield the name of each corrected pass, the method to override, and the function to call in its place."""
+    for name, methods in _CORRECTIONS.items():
+        for method, function in methods.items():
+            yield name, method, function
+
+
+def get_corrected_pass(name: str, host: type[AbstractGraphPass]) -> type[AbstractGraphPass]:
+    """Return the corrected class of a pass: a subclass of `host` that overrides the methods which `host` has."""
+    members: dict[str, Any] = {"__doc__": host.__doc__, "__module__": __name__}
+    for method, function in _CORRECTIONS[name].items():
+        original = vars(host).get(method)
+        if isinstance(original, staticmethod):
+            members[method] = staticmethod(functools.partial(function, original.__func__))
+        elif original is not None:
+            members[method] = functools.partialmethod(_call_correction, function, original)
+    return type(host.__name__, (host,), members)
+
+
+def _call_correction(self: Any, function: Correction, original: Callable[..., Any], *arguments: Any) -> Any:
+    return function(original, self, *arguments)
+
+
+def _correct(name: str, method: str) -> Callable[[Correction], Correction]:
+    """Register a function in place of `method` of a pass; its docstring says what is corrected."""
+    def register_correction(function: Correction) -> Correction:
+        _CORRECTIONS.setdefault(f"common::{name}", {})[method] = function
+        return function
+    return register_correction
+
+
+@_correct("fuse_matmul_weight_bias", "_try_to_transform")
+def _fuse_matmul_weight_bias(
+    host: Callable[..., Any], self: Any, matmul: Operation, add: Operation, block: Block
+) -> bool:
+    """A bias is not added to the other axis of `W @ x + b`, not subtracted in `b - x @ W`, and a product that is also
+    an output is kept."""
+    # https://github.com/apple/coremltools/pull/2801
+    wrong = matmul.x.val is not None or add.op_type == "sub" and add.x.val is not None
+    return not wrong and not _is_block_output(matmul) and bool(host(self, matmul, add, block))
+
+
+@_correct("fuse_linear_bias", "_try_to_transform")
+def _fuse_linear_bias(host: Callable[..., Any], linear: Operation, add: Operation, block: Block) -> bool:
+    """A number that is added to a linear with one output, which fails, is kept."""
+    number = any(var.val is not None and np.ndim(var.val) == 0 for var in (add.x, add.y))
+    return not number and bool(host(linear, add, block))
+
+
+@_correct("fuse_conv_bias", "_try_to_transform")
+def _fuse_conv_bias(host: Callable[..., Any], conv: Operation, add: Operation) -> bool:
+    """A constant that is subtracted from a convolution is not negated in place, which changes the torch module and all
+    other ops that read it; a scalar is not added to a grouped transposed convolution without a bias, which fails."""
+    bias = add.y if add.op_type == "sub" or add.x.val is None else add.x
+    if bias.val is None or _is_grouped_transposed(conv) and conv.bias is None and np.size(bias.val) == 1:
+        return False
+    held = get_typed_value(bias)
+    try:
+        if isinstance(bias.val, np.ndarray):
+            copied = copy.copy(held)
+            copied.val = np.copy(bias.val)
+            set_typed_value(bias, copied)
+        return bool(host(conv, add))
+    finally:
+        set_typed_value(bias, held)
+
+
+@_correct("fuse_conv_bias", "_try_to_transform_transpose_pattern")
+def _fuse_transposed_conv_bias(host: Callable[..., Any], conv: Operation, block: Block) -> bool:
+    """A constant of lower rank that is added to a transposed convolution, which fails, is kept."""
+    transposed = [op for op in conv.outputs[0].child_ops if op.op_type == "transpose"]
+    added = [op for each in transposed for op in each.outputs[0].child_ops if op.op_type in ("add", "sub")]
+    short = any(var.val is not None and np.size(var.val) > 1 and np.ndim(var.val) < conv.outputs[0].rank
+                for op in added for var in (op.x, op.y))
+    return not short and bool(host(conv, block))
+
+
+@_correct("fuse_conv_scale", "_try_to_transform")
+def _fuse_conv_scale(host: Callable[..., Any], conv: Operation, scale: Operation) -> bool:
+    """The scales of channels are not given to other channels of a grouped transposed convolution, and a number that is
+    divided by a convolution is not taken for its scale."""
+    factor = scale.x if scale.x.val is not None else scale.y
+    wrong = _is_grouped_transposed(conv) and np.size(factor.val) > 1 or (
+        scale.op_type == "real_div" and scale.y.val is None)
+    return not wrong and bool(host(conv, scale))
+
+
+@_correct("fuse_conv_batchnorm", "_try_to_transform")
+def _fuse_conv_batchnorm(host: Callable[..., Any], conv: Operation, batch_norm: Operation) -> bool:
+    """The scales of channels are not given to other channels of a grouped transposed convolution, and a normalization
+    without gamma and beta, which fails, is kept."""
+    wrong = _is_grouped_transposed(conv) or batch_norm.gamma is None or batch_norm.beta is None
+    return not wrong and bool(host(conv, batch_norm))
+
+
+@_correct("fuse_stack_split", "_try_to_transform")
+def _fuse_stack_split(host: Callable[..., Any], block: Block, stack: Operation) -> None:
+    """A stack whose parts are not squeezed after a split, which fails, is kept."""
+    parts = [part for op in stack.outputs[0].child_ops if op.op_type == "split" for part in op.outputs]
+    if all([op.op_type for op in part.child_ops] == ["squeeze"] and part.child_ops[0].axes is not None
+           for part in parts):
+        host(block, stack)
+
+
+@_correct("merge_consecutive_paddings", "_match_pattern")
+def _merge_consecutive_paddings(host: Callable[..., Any], self: Any, block: Block, pad: Operation) -> bool:
+    """A padding that is also an output, which fails, is kept."""
+    return not _is_block_output(pad) and bool(host(self, block, pad))
+
+
+@_correct("fuse_pad_conv", "_try_to_transform")
+def _fuse_pad_conv(host: Callable[..., Any], pad: Operation, transposes: Any, block: Block) -> bool:
+    """A padding that has no numbers for the first axes is kept where it fails on the transpose that moves them."""
+    return pad.pad.val is not None and pad.pad.val.size == 2 * pad.x.rank and bool(host(pad, transposes, block))
+
+
+@_correct("select_optimization", "try_to_transform_inf_const_selection")
+def _select_infinity(host: Callable[..., Any], select: Operation, cond: Any, a: Any, b: Any) -> Any:
+    """A choice between an infinity and a tensor by one constant condition, which fails, is kept."""
+    return host(select, cond, a, b) if np.ndim(cond) or np.ndim(a) and np.ndim(b) else None
+
+
+@_correct("fuse_layernorm_or_instancenorm", "_try_match_and_transform_pattern_5")
+def _fuse_channel_norm(host: Callable[..., Any], self: Any, mean: Operation, block: Block) -> bool:
+    """A normalization over axis 1 whose beta or gamma belongs to another axis is kept."""
+    sizes = [(1,) * (mean.x.rank - var.rank) + tuple(var.shape) for var in _iterate_affine_constants(mean)]
+    other = any(size != 1 for each in sizes for axis, size in enumerate(each) if axis != 1)
+    return not other and bool(host(self, mean, block))
+
+
+def _iterate_affine_constants(mean: Operation) -> Iterator[Var]:
+    """Yield the constants that a normalization adds, and then multiplies by, after the product with its rsqrt."""
+    for centered in _iterate_users(mean, "sub"):
+        for normalized in _iterate_users(centered, "mul"):
+            for shifted in _iterate_users(normalized, "add"):
+                for op in (shifted, *_iterate_users(shifted, "mul")):
+                    yield from (var for var in (op.x, op.y) if var.val is not None)
+
+
+def _iterate_users(op: Operation, op_type: str) -> Iterator[Operation]:
+    return (user for user in op.outputs[0].child_ops if user.op_type == op_type)
+
+
+@_correct("fuse_layernorm_or_instancenorm", "_try_apply_transform")
+def _apply_normalization(
+    host: Callable[..., Any], mean: Operation, block: Block, gamma: Any, beta: Any, epsilon: Any, end: Operation,
+    matched: list[Operation],
+) -> bool:
+    """An rsqrt with an epsilon of its own, which is lost, is kept."""
+    lost = any(op.op_type == "rsqrt" and op.epsilon.val > _NEGLIGIBLE * abs(epsilon.val) for op in matched)
+    return not lost and bool(host(mean, block, gamma, beta, epsilon, end, matched))
+
+
+def _is_grouped_transposed(conv: Operation) -> bool:
+    return conv.op_type == "conv_transpose" and bool(conv.groups.val > 1)
+
+
+def _is_block_output(op: Operation) -> bool:
+    return any(var is op.outputs[0] for var in op.enclosing_block.outputs)
