@@ -164,10 +164,11 @@ def _select_infinity(host: Callable[..., Any], select: Operation, cond: Any, a: 
 
 @_correct("fuse_layernorm_or_instancenorm", "_try_match_and_transform_pattern_5")
 def _fuse_channel_norm(host: Callable[..., Any], self: Any, mean: Operation, block: Block) -> bool:
-    """A normalization over axis 1 whose beta or gamma belongs to another axis is kept."""
+    """A normalization over axis 1 is kept whose beta or gamma belongs to another axis, or comes after its use in the
+    program, as those of other ranks than 4 do."""
     sizes = [(1,) * (mean.x.rank - var.rank) + tuple(var.shape) for var in _iterate_affine_constants(mean)]
     other = any(size != 1 for each in sizes for axis, size in enumerate(each) if axis != 1)
-    return not other and bool(host(self, mean, block))
+    return mean.x.rank == 4 and not other and bool(host(self, mean, block))
 
 
 def _iterate_affine_constants(mean: Operation) -> Iterator[Var]:
