@@ -220,6 +220,10 @@ class _ConversionCheck:
             self._finite[name] = finite or self._finite.get(name, False)
         left_out: dict[str, Array] = {}
         found = _find_differing_outputs(expected, self._before, feeds, plan, self._module.tolerance)
+        if found and not plan.asked and (op := self._module.find_choice_by_nan(feeds, plan.state)):
+            _log.warning("check: not checked at %s, where the torch model chooses by a number that is NaN (%s)",
+                         _describe_plan(plan), op)
+            return InputError(f"the torch model chooses by NaN ({op})")
         if found and not self._is_within_rounding(expected, feeds, plan, found, self._before):
             left_out = self._find_undetermined(expected, feeds, plan, found, self._before, FP32_ROUNDING)
             if any(each.output not in left_out for each in found):

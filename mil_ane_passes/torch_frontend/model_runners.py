@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from ..equivalence.comparison import to_arrays
 from ..equivalence.execution import Plan
 from ..ir.query import iterate_ops
 from ..runtime import Runtime
+from ..utils.errors import InputError
 
 __all__ = ["ProgramRunner", "TorchModelRunner", "list_states"]
 
@@ -120,6 +122,27 @@ class TorchModelRunner:
         """
         return self._called(self._caller, feeds, state, move)
 
+    def find_choice_by_nan(self, feeds: Mapping[str, Array], state: Mapping[str, Array]) -> str | None:
+        """Return the first op of this call that makes integers or bools of NaN, as of 0 / 0; None if there is none.
+
+        Core ML does not define them: torch's `bucketize` puts NaN after all numbers, comparisons are false.
+        """
+        import torch
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        found: list[str] = []
+
+        def observe(self: Any, function: Any, kinds: Any, given: Any = (), named: Any = None) -> Any:
+            result = function(*given, **(named or {}))
+            if not found and any(not _is_float_tensor(each) for each in _list_tensors(result)) and any(
+                    _is_float_tensor(each) and bool(torch.isnan(each).any()) for each in _list_tensors(given)):
+                found.append(str(function))
+            return result
+
+        with type("Observer", (TorchDispatchMode,), {"__torch_dispatch__": observe})(), suppress(InputError):
+            self(feeds, state)  # torch's interpreter of scripts fails on some operators of sizes while it is observed
+        return found[0] if found else None
+
     def run_instead(self, run: Callable[..., Any], feeds: Mapping[str, Array], state: Mapping[str, Array]) -> None:
         """Call `run` in place of the model, with the model's tensors and the buffers set.
 
@@ -134,6 +157,16 @@ class TorchModelRunner:
         left = {name: state[name].copy() for name in self.states}
         returned = caller(dict(zip(self._compiled.inputs, feeds.values(), strict=True)), left, move)
         return to_arrays(returned) | {f"state {name}": value for name, value in left.items()}
+
+
+def _list_tensors(value: Any) -> list[Any]:
+    import torch
+
+    return [each for each in torch.utils._pytree.tree_leaves(value) if isinstance(each, torch.Tensor)]
+
+
+def _is_float_tensor(tensor: Any) -> bool:
+    return bool(tensor.is_floating_point() or tensor.is_complex())
 
 
 def _find_sorted_inputs(model: Any) -> set[int]:

@@ -1076,3 +1076,24 @@ def test_verify_does_not_excuse_wrong_programs_by_choices(choice, wrong):
 def test_errors_that_grow_in_fp16_are_no_choices(model):
     with pytest.raises(NotEqual, match="a later pass is not"):
         checked(model, torch.randn(1, 500, generator=torch.Generator().manual_seed(0)))
+
+
+class PatchPositions(torch.nn.Module):
+    """Positions of image patches by their share of a mask, which is 0 / 0 where the mask hides all, as in SmolVLM."""
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        shares = torch.arange(4.0) * (1.0 / mask.bool()[:, 0].sum(1))[:, None]
+        return x + torch.bucketize(shares.clamp(max=0.999), torch.tensor([0.25, 0.5, 0.75]), right=True)
+
+
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+def test_choices_by_nan_are_not_compared(frontend, caplog):
+    with caplog.at_level(logging.WARNING, logger="mil_ane_passes"):
+        checked(PatchPositions().eval(), torch.randn(40, 4), torch.ones(40, 4, 4, dtype=torch.int32), frontend=frontend)
+    assert "where the torch model chooses by a number that is NaN (aten.bucketize" in caplog.text
+
+
+def test_choices_by_nan_of_the_users_feeds_are_compared():
+    hidden = {"x0": np.zeros((1, 4), np.float32), "x1": np.zeros((1, 4, 4), np.int32)}
+    with pytest.raises(NotEqual):
+        checked(PatchPositions().eval(), torch.randn(1, 4), torch.ones(1, 4, 4, dtype=torch.int32), feeds=hidden)
