@@ -69,6 +69,7 @@ def _has_program_bfloat16(program: Any) -> bool:
 
 
 def _widen_program(program: Any) -> Any:
+    program = program.run_decompositions({})  # of which some are refused for float32, as of grouped products
     module = copy.deepcopy(program.graph_module)
     for node in _iterate_nodes(module):
         node.args = map_aggregate(node.args, _widen)

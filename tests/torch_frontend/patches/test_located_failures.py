@@ -27,7 +27,6 @@ UNSUPPORTED: dict[str, tuple[Callable[[torch.Tensor], Any], torch.Tensor]] = {
     "igamma": (lambda x: torch.igamma(x, x), V),
     "nextafter": (lambda x: torch.nextafter(x, x + 1), V),
     "frexp": (lambda x: torch.frexp(x)[0], V),
-    "histc": (lambda x: torch.histc(x, 4), V),
     "bincount": (lambda x: torch.bincount((x[0] * 3).long(), minlength=5), V),
     "mode": (lambda x: x.mode(1)[0], V),
     "nanmedian": (lambda x: torch.nanmedian(x), V),
