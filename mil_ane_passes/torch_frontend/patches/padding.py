@@ -78,6 +78,9 @@ def pad(context: Any, node: Any) -> None:
             parts = [_slice_axis(x, axis, place, place + 1) for place in _REPEATED_OFFSETS[mode](before)[::-1]]
             ends = [_slice_axis(x, axis, -1 - place, -place) for place in _REPEATED_OFFSETS[mode](after)]
             x = mb.concat(values=[*parts, x, *ends], axis=axis) if parts or ends else x
+    elif min(flat, default=0) >= 0 and types.is_float(x.dtype) and _has_vars(inputs.pad):
+        number = types.nptype_from_builtin(x.dtype)(to_python(inputs.value, node, "value") or 0)
+        x = mb.pad(x=x, pad=[width for pair in widths for width in pair], mode=mode, constant_val=number)
     elif min(flat, default=0) >= 0 and types.is_float(x.dtype):
         _lower_with_coremltools(context, node)
         return
@@ -88,6 +91,11 @@ def pad(context: Any, node: Any) -> None:
                               f"mode '{mode}'",
                               "slice first, then pad")
     add_result(context, node, mb.identity(x=x, name=node.name))
+
+
+def _has_vars(widths: Any) -> bool:
+    """Return whether widths are vars, if constant ones, which coremltools takes to be computed."""
+    return isinstance(widths, list | tuple) and any(isinstance(each, Var) for each in widths)
 
 
 def _lower_computed_widths(

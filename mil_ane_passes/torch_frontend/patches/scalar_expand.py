@@ -1,11 +1,12 @@
 """`expand` and `view` to no dimensions give a tensor of rank 0; `expand` to flexible sizes keeps those that are stated.
 
 coremltools concatenates the sizes, which fails without any ("Concat got 0 values"), also for `expand_as` of two tensors
-of rank 0. A view of one element with no dimensions silently keeps those of its operand, so that later ops broadcast to
-other shapes. A traced `flatten` of rank 0 is rejected, and `broadcast_to` is not implemented. A constant of several
-dimensions that is squeezed to none keeps one ("Types should have zero-rank ndarray input"), and an element of a
-constant bool or fp16 tensor is rejected ("Unable to convert type bool"). An `expand` to a flexible size makes all sizes
-of the result unknown, so that later ops which need one are rejected ("Cannot convert expression to float").
+of rank 0 and for `broadcast_tensors` of such. A view of one element with no dimensions silently keeps those of its
+operand, so that later ops broadcast to other shapes. A traced `flatten` of rank 0 is rejected, and `broadcast_to` is
+not implemented. A constant of several dimensions that is squeezed to none keeps one ("Types should have zero-rank
+ndarray input"), and an element of a constant bool or fp16 tensor is rejected ("Unable to convert type bool"). An
+`expand` to a flexible size makes all sizes of the result unknown, so that later ops which need one are rejected
+("Cannot convert expression to float").
 """
 
 from __future__ import annotations
@@ -77,6 +78,20 @@ def _to_size(given: Any) -> Any:
     """Return a size as an int where it is constant, else as the Var that computes it."""
     value = given.val if isinstance(given, Var) else given
     return given if value is None else int(value)
+
+
+@PATCH.op("broadcast_tensors")
+def broadcast_tensors(context: Any, node: Any) -> None:
+    """Lower broadcast_tensors(tensors): those of rank 0 stay as they are; all others are coremltools' own."""
+    tensors = bind_arguments(context, node, "tensors").tensors
+    if isinstance(tensors, Var):  # numbers in a traced list are concatenated
+        tensors = [mb.const(val=each) for each in tensors.val] if tensors.val is not None else mb.split(
+            x=tensors, split_sizes=[1] * tensors.shape[0], axis=0)
+        tensors = [each if each.rank == 0 else mb.squeeze(x=each, axes=[0]) for each in tensors]
+    if all(not isinstance(each, Var) or each.rank == 0 for each in tensors):
+        context.add(tensors, torch_name=node.name)
+        return
+    ops.broadcast_tensors(context, node)
 
 
 @PATCH.op("view", "view_copy", "_unsafe_view", "reshape")

@@ -1,10 +1,12 @@
-"""`sort` and `argsort` with the argument `stable`: equal elements keep their order.
+"""`sort` and `argsort` with the argument `stable`: equal elements keep their order; `topk(sorted=False)`.
 
 Core ML does not define the order in which `argsort` returns equal elements, so a stable order takes a second one: each
 element of the first order gets the number of its group of equal elements, counted from the front, and the integer keys
 group * size + index are sorted. No two keys are equal, and they fit int32 for up to 32,768 elements; a larger static
 size is rejected. The order of several NaN among each other is undefined. With `stable=False` the lowering is
 coremltools' own.
+
+`topk(sorted=False)`, which coremltools rejects before iOS16, may return its elements in any order: here, in theirs.
 """
 
 from __future__ import annotations
@@ -12,10 +14,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from coremltools.converters.mil._deployment_compatibility import AvailableTarget
 from coremltools.converters.mil.frontend.torch import ops
 from coremltools.converters.mil.frontend.torch.utils import TorchFrontend
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
+from coremltools.converters.mil.mil.block import is_current_opset_version_compatible_with
 
 from ..contract import Patch
 from ..errors import NotConverted
@@ -24,7 +28,8 @@ from ..probes import find_fault
 from ..slice_assignment import slice_axis
 
 PATCH = Patch(code="TORCH178",
-              title="`sort` and `argsort` with the argument `stable` are rejected",
+              title="`sort` and `argsort` with the argument `stable` are rejected, and `topk(sorted=False)` before "
+                    "iOS16",
               upstream=("https://github.com/apple/coremltools/pull/2782",))
 
 _LARGEST_SIZE = 1 << 15
@@ -63,6 +68,17 @@ def sort(context: Any, node: Any) -> None:
         add_result(context, node, mb.identity(x=indices, name=node.name))
     else:
         add_results(context, node, [values, indices])
+
+
+@PATCH.op("topk")
+def topk(context: Any, node: Any) -> None:
+    """Lower topk(self, k, dim=-1, largest=True, sorted=True), sorted where the opset has no other order."""
+    if is_current_opset_version_compatible_with(AvailableTarget.iOS16):
+        ops.topk(context, node)
+        return
+    inputs = bind_arguments(context, node, "self k dim=-1 largest=True sorted=True")
+    dim, largest = (to_python(getattr(inputs, name), node, name) for name in ("dim", "largest"))
+    add_results(context, node, list(mb.topk(x=inputs.self, k=inputs.k, axis=int(dim), ascending=not largest)))
 
 
 def _order_equal_elements(values: Var, indices: Var, axis: int, node: Any) -> Var:

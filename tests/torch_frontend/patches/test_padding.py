@@ -36,6 +36,20 @@ def test_negative_widths_crop(frontend, widths):
     check(lambda x: pad(x, widths, value=2.5), X, frontend=frontend)
 
 
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+@pytest.mark.parametrize("mode", ["constant", "reflect", "replicate"])
+def test_widths_of_a_buffer(mode, frontend):
+    class Padded(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("width", torch.tensor(2), persistent=False)
+
+        def forward(self, x):
+            return pad(x, (self.width, 1), mode=mode)
+
+    check(Padded(), X, frontend=frontend)
+
+
 @pytest.mark.parametrize("mode", ["constant", "reflect", "replicate"])
 def test_what_the_host_does(mode):
     check(lambda x: pad(x, (2, 1), mode=mode), X)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import coremltools as ct
 import numpy as np
 import pytest
 import torch
@@ -85,3 +86,12 @@ def test_too_many_elements_are_refused() -> None:
     with pytest.raises(NotConverted, match=r"test_stable_sorts.py:\d+\): sorts 40,000 elements in a stable order; "
                                            r"at most 32,768 are supported; sort without stable=True"):
         check(values_and_indices, torch.zeros(1, 40000))
+
+
+@pytest.mark.parametrize("target", [ct.target.iOS15, ct.target.iOS17])
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+def test_the_largest_elements_in_any_order(frontend: str, target) -> None:
+    def function(x: torch.Tensor):
+        return torch.topk(x, 3, -1, sorted=False)[0].sum(-1), x.topk(2, 0, largest=False, sorted=False)[0].sum(0)
+
+    check(function, torch.randn(4, 8), frontend=frontend, target=target)

@@ -324,7 +324,7 @@ def eye_a_mask_of_bools(x: torch.Tensor) -> torch.Tensor:
 
 add_case("eye of a flexible size",
     lambda x: x @ torch.eye(x.shape[1]) + torch.eye(3, x.shape[1]) + torch.eye(x.shape[1], dtype=torch.int32)[:3],
-    torch.rand(3, 5), flexible=[1], at=[(torch.rand(3, 3),), (torch.rand(3, 9),)], frontends=TRACE_AND_EXPORT)
+    torch.rand(3, 5), flexible=[1], lowest=3, at=[(torch.rand(3, 3),), (torch.rand(3, 9),)], frontends=TRACE_AND_EXPORT)
 
 # `zeros`, `ones`, `full`, `new_*`, `*_like`, `fill_`, `zero_`.
 FILLED_NUMBERS = torch.tensor([[3, -1, 2], [0, 5, 7]], dtype=torch.int32)
@@ -831,6 +831,14 @@ SCALAR_EXPAND_X = torch.arange(6.).reshape(2, 3)
 def scalar_expand_a_number_expanded_to_a_number(x: torch.Tensor):
     return x.sum().expand([]), x * torch.ones(()).expand([]), x.sum().expand_as(x[0, 0]), \
         torch.broadcast_to(x.mean(), [])
+
+
+@case(SCALAR_EXPAND_X, frontends=TRACE_AND_EXPORT)
+def scalar_expand_broadcast_tensors(x: torch.Tensor):
+    """As in the quantile of a normal distribution."""
+    first, second = torch.broadcast_tensors(torch.tensor(1.5), torch.tensor(2.))
+    mean, largest = torch.broadcast_tensors(x.mean(), x.amax())
+    return x * first + second, x * mean + largest, torch.broadcast_tensors(x, torch.tensor(2.))[1] * x
 
 
 @case(SCALAR_EXPAND_X, frontends=FRONTENDS)
