@@ -26,6 +26,8 @@ def draw(*shape: int) -> np.ndarray[Any, Any]:
     return RANDOM.normal(size=shape).astype(np.float32)
 
 
+FIXED = {"fuse_stack_split": (9, 1)}
+"Passes that coremltools has corrected itself, and since when."
 SQUARE, CHANNELS, NUMBERS = draw(4, 4), draw(8, 1, 1), draw(8)
 
 
@@ -144,6 +146,8 @@ def test_what_coremltools_gets_wrong_is_kept(case: str) -> None:
 def test_coremltools_own_pass_gets_it_wrong(case: str) -> None:
     """Without this, a correction that nothing needs any more would stay."""
     name, shape, build = KEPT[case]
+    if name in FIXED and tuple(map(int, ct.__version__.split(".")[:2])) >= FIXED[name]:
+        pytest.skip(f"coremltools {ct.__version__} has it right")
     program = build_program(build, dtype=types.fp32, x=shape)
     expected = run(program, shape)
     try:
