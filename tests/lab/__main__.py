@@ -12,6 +12,7 @@ from tests.lab.records import format_table, read_record
 HERE = Path(__file__).parent
 README = HERE / "README.md"
 MUTATION, FUZZ = HERE / "mutation" / "result.json", HERE / "fuzz_programs" / "result.json"
+PASSES = HERE / "fuzz_passes" / "result.json"
 
 _README_TEMPLATE = """# How far the equivalence check of `rewrite` can be relied on
 
@@ -66,18 +67,31 @@ where nothing was computed at float32 the same bits of all outputs.
 
 {beside_differing}
 
+## Passes of coremltools
+
+    {passes_command}
+
+A seed is a chain of two to five ops that coremltools fuses, moves or removes, with constants of many shapes
+(`fuzz_passes/chains.py`). Each pass of the default pipeline runs on it, corrected as in `ane.pipeline()`
+(`mil_ane_passes/passes/corrected_passes.py`), and what changes is compared with the program before. `--plain` runs
+coremltools' own passes, of which several give other results, fail, or change the constants of the caller.
+
+{passes}
+
 {attack}
 """
 
 
 def build_readme() -> str:
     """README.md, from the records."""
-    mutation, fuzz, beside = map(read_record, (MUTATION, FUZZ, BESIDE))
+    mutation, fuzz, beside, passes = map(read_record, (MUTATION, FUZZ, BESIDE, PASSES))
     return _README_TEMPLATE.format(
         mutation_command=_format_command(mutation),
         mutation=_format_mutation_counts(mutation),
         verdicts=_format_verdicts(mutation),
         fuzz_command=_format_command(fuzz),
+        passes_command=f"{passes['command']}    # {passes['date']}, {passes['seconds'] // 60} min on a shared core",
+        passes=_format_pass_counts(passes),
         fuzz=_format_fuzz_counts(fuzz),
         failures=_format_failures(fuzz),
         rules=_format_rules(fuzz),
@@ -86,6 +100,18 @@ def build_readme() -> str:
         beside_differing=_format_differing(beside),
         attack=(HERE / "attacks.md").read_text().strip(),
     )
+
+
+_EXPLAINED_FAULTS = {("common::const_elimination", "wrong"): "coremltools computes an interleaved concat of constants "
+                                                              "as a plain one"}
+"What is left, by pass and kind: values that are wrong before any pass runs."
+
+
+def _format_pass_counts(record: dict[str, Any]) -> str:
+    faults = [f"`{name}`: {kind}, {count} ({_EXPLAINED_FAULTS.get((name, kind), 'not explained')})"
+              for name, kind, count in record["faults"]]
+    return (f"{record['programs']:,} programs with coremltools {record['coremltools']}: "
+            f"{'; '.join(faults) if faults else 'no pass changed a result or a constant, and none failed'}.")
 
 
 def _format_command(record: dict[str, Any]) -> str:
