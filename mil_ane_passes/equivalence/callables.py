@@ -121,7 +121,8 @@ class Caller:
             function = ", ".join(f"{name}: {value.dtype}{list(value.shape)}" for name, value in arguments.items())
             guarded = isinstance(error, AssertionError) and str(error).startswith("Guard failed")
             raise (RejectedSizes if guarded else InputError)(
-                f"the callable {self.name} raised {type(error).__name__} for ({function}): {error}") from error
+                f"the callable {self.name} raised {type(error).__name__} for ({function}): {_describe(error)}"
+            ) from error
         return self._name_results(returned)
 
     def _refuse_training_mode(self) -> None:
@@ -484,3 +485,9 @@ def _to_array(value: Any) -> Array:
         value = value.detach().cpu()
         value = (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy()
     return np.array(value)
+
+
+def _describe(error: Exception) -> str:
+    """Return the text of an error; of one in TorchScript its last line, which follows the stack of the script."""
+    text = str(error).strip()
+    return text.splitlines()[-1] if text.startswith("The following operation failed in the TorchScript") else text

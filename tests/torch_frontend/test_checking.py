@@ -1097,3 +1097,21 @@ def test_choices_by_nan_of_the_users_feeds_are_compared():
     hidden = {"x0": np.zeros((1, 4), np.float32), "x1": np.zeros((1, 4, 4), np.int32)}
     with pytest.raises(NotEqual):
         checked(PatchPositions().eval(), torch.randn(1, 4), torch.ones(1, 4, 4, dtype=torch.int32), feeds=hidden)
+
+
+def test_a_size_that_a_trace_rejects_is_named_in_one_line(caplog):
+    grid = torch.arange(12.0).reshape(3, 4)
+    with caplog.at_level(logging.WARNING, logger="mil_ane_passes"):
+        checked(torch.nn.Sequential(torch.nn.Linear(4, 4), Added(grid)).eval(), X,
+                inputs=[ct.TensorType(name="x", shape=(ROWS, 4))])
+    (line,) = [record.getMessage() for record in caplog.records if "the torch model rejects" in record.getMessage()][:1]
+    assert "\n" not in line and "The size of tensor a (" in line
+
+
+class Added(torch.nn.Module):
+    def __init__(self, grid: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("grid", grid)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.grid
