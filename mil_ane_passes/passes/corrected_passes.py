@@ -119,11 +119,11 @@ def _fuse_transposed_conv_bias(host: Callable[..., Any], conv: Operation, block:
 
 @_correct("fuse_conv_scale", "_try_to_transform")
 def _fuse_conv_scale(host: Callable[..., Any], conv: Operation, scale: Operation) -> bool:
-    """The scales of channels are not given to other channels of a grouped transposed convolution, and a number that is
-    divided by a convolution is not taken for its scale."""
+    """The scales of channels are not given to other channels of a grouped transposed convolution or to one of volumes,
+    which fails, and a number that is divided by a convolution is not taken for its scale."""
     factor = scale.x if scale.x.val is not None else scale.y
-    wrong = _is_grouped_transposed(conv) and np.size(factor.val) > 1 or (
-        scale.op_type == "real_div" and scale.y.val is None)
+    exchanged = _is_grouped_transposed(conv) or conv.op_type == "conv_transpose" and conv.x.rank == 5
+    wrong = exchanged and np.size(factor.val) > 1 or scale.op_type == "real_div" and scale.y.val is None
     return not wrong and bool(host(conv, scale))
 
 

@@ -70,6 +70,8 @@ KEPT: dict[str, tuple[str, tuple[int, ...], Callable[[Any], Any]]] = {
     "a short constant after a transpose": ("fuse_conv_bias", IMAGE, lambda x: mb.add(
         x=mb.transpose(x=convolution(x), perm=[1, 0, 2, 3]), y=draw(2, 2, 2))),
     "grouped times channels": ("fuse_conv_scale", IMAGE, lambda x: mb.mul(x=grouped(x), y=CHANNELS)),
+    "volumes times channels": ("fuse_conv_scale", (1, 4, 3, 3, 3), lambda x: mb.mul(
+        x=mb.conv_transpose(x=x, weight=draw(4, 8, 2, 2, 2)), y=draw(8, 1, 1, 1))),
     "a number by a convolution": ("fuse_conv_scale", IMAGE, lambda x: mb.real_div(x=np.float32(2), y=convolution(x))),
     "grouped normalized": ("fuse_conv_batchnorm", IMAGE, lambda x: mb.batch_norm(
         x=grouped(x), mean=NUMBERS, variance=np.abs(NUMBERS) + 1, gamma=NUMBERS, beta=NUMBERS)),
