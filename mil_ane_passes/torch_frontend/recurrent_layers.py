@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from coremltools.converters.mil.frontend.torch import ops
 from coremltools.converters.mil.mil import Builder as mb
-from coremltools.converters.mil.mil import Var
+from coremltools.converters.mil.mil import Var, types
 
 from .errors import NotConverted
-from .lowering import make_prefix, to_python, to_tensor
+from .lowering import cast_to, make_prefix, to_python, to_tensor
 
 __all__ = ["TEMPORARY_NAME", "compute_packed_rows", "gather_rows", "iterate_equal_lengths", "lower_recurrent_layer"]
 
@@ -25,8 +25,15 @@ TEMPORARY_NAME = re.compile(r".*_recurrent\d+_out\d+")
 def lower_recurrent_layer(context: Any, node: Any, kind: str, x: Var, states: Sequence[Var], given: Any) -> list[Var]:
     """Lower `lstm`, `gru`, `rnn_tanh` or `rnn_relu` of steps × samples × features; return (out, last states).
 
-    coremltools' own lowerings of TorchScript lower `lstm` and `gru`, on arguments under temporary names.
+    coremltools' own lowerings of TorchScript lower `lstm` and `gru`, on arguments under temporary names. A layer of
+    fp16, which they and older opsets reject, is computed in fp32.
     """
+    if x.dtype == types.fp16:
+        widened = SimpleNamespace(**{**vars(given), "params": [
+            mb.const(val=each.val.astype(np.float32)) for each in given.params]})
+        results = lower_recurrent_layer(context, node, kind, cast_to(x, types.fp32),
+                                        [cast_to(each, types.fp32) for each in states], widened)
+        return [cast_to(each, types.fp16) for each in results]
     flags = {name: to_python(getattr(given, name), node, name)
              for name in ("has_biases", "num_layers", "dropout", "train", "bidirectional", "batch_first")}
     if flags["train"] and flags["dropout"]:

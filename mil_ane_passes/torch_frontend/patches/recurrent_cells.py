@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from coremltools.converters.mil.mil import Builder as mb
-from coremltools.converters.mil.mil import Var
+from coremltools.converters.mil.mil import Var, types
 
 from ..contract import Patch
 from ..lowering import add_result, add_results, bind_arguments
@@ -59,6 +59,6 @@ def _multiply_weights(x: Var, weight: Var, bias: Var | None) -> Var:
     """Multiply x of [batch, features] or [features] by the weight's transpose, and add the bias."""
     rows = x if x.rank == 2 else mb.expand_dims(x=x, axes=[0])
     if bias is None:
-        bias = mb.const(val=np.zeros(int(weight.shape[0]), np.float32))
+        bias = mb.const(val=np.zeros(int(weight.shape[0]), types.nptype_from_builtin(weight.dtype)))
     product = mb.linear(x=rows, weight=weight, bias=bias)
     return product if x.rank == 2 else mb.squeeze(x=product, axes=[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import coremltools as ct
 import pytest
 import torch
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
@@ -93,3 +94,18 @@ def test_a_traced_cell_writes_to_its_chunks(cell: torch.nn.Module) -> None:
         return found[1] if isinstance(found, tuple) else found
 
     check(states, torch.randn(3, 4))
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+@pytest.mark.parametrize("kind", [*LAYERS, torch.nn.LSTMCell, torch.nn.GRUCell])
+def test_layers_of_float16(kind: Any, frontend: str) -> None:
+    cell = kind.__name__.endswith("Cell")
+    net = layer(kind, bias=not cell).half()
+
+    def compute(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        found = net((x[0] if cell else x).half())
+        flattened = flat(found) if isinstance(found, tuple) and not cell else found
+        return tuple(each.float() for each in (flattened if isinstance(flattened, tuple) else (flattened,)))
+
+    check(compute, X, frontend=frontend, rtol=5e-3, atol=5e-3, target=ct.target.iOS15)
