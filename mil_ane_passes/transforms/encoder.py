@@ -22,6 +22,7 @@ from ..utils.errors import InputError
 from ..utils.option_spelling import format_option, format_option_values
 from .contract import Draft, EditRecord, Transform, apply_transforms
 from .decoder import find_lookup, format_sizes
+from .expose import can_have_fp16_interface
 from .fix_shape import Evaluate, FixShape, FoldSizes
 from .io import Io
 from .pad_shape import PadShape, read_ranges, spread_scalar_choices
@@ -205,9 +206,11 @@ def fold_encoder(draft: Draft, evaluate: Evaluate | None = None) -> Draft:
 def divide_encoder(draft: Draft, structure: EncoderStructure) -> list[Draft]:
     """Return the package for integers and the main package, which reads only floats; without integers, only the latter.
 
+    Floats are fp16 where the function may have such inputs and outputs, which those for iOS15 may not.
     Raises InputError, with the op, if an op of the main package needs integers.
     """
-    draft, = apply_transforms(draft, [OneHotRows(), AddMasks(), NarrowMasks(), Io("fp16")])
+    halves = [Io("fp16")] if can_have_fp16_interface(draft.program.functions[structure.function]) else []
+    draft, = apply_transforms(draft, [OneHotRows(), AddMasks(), NarrowMasks(), *halves])
     function = draft.program.functions[structure.function]
     integers = [name for name, var in function.inputs.items() if not types.is_float(var.dtype)]
     integers = [name for name in integers if get_consumers(function.inputs[name])]

@@ -89,13 +89,12 @@ def turn(x):
     return x * angles.cos() + turned * angles.sin()
 
 
-def save_encoder(path, convert, module):
+def save_encoder(path, convert, module, target=ct.target.iOS17):
     length = ct.RangeDim(1, MOST, 7)
     with torch.no_grad():
         traced = torch.jit.trace(module, (torch.ones(1, 7, dtype=torch.int32),) * 2, check_trace=False)
     convert(traced, inputs=[ct.TensorType(name, (1, length), dtype=np.int32) for name in ("ids", "mask")],
-            outputs=[ct.TensorType("out")], skip_model_load=True,
-            minimum_deployment_target=ct.target.iOS17).save(str(path))
+            outputs=[ct.TensorType("out")], skip_model_load=True, minimum_deployment_target=target).save(str(path))
     return path
 
 
@@ -134,6 +133,19 @@ def test_forms_of_masks_and_poolings(tmp_path, mask, pooling, convert):
         found = run_packages(tmp_path / "out", ids, flags)
         found = found[:, :length] if pooling == "tokens" else found
         np.testing.assert_allclose(found, expected, atol=5e-3)
+
+
+@pytest.mark.parametrize("mask", ["padding", "causal"])
+def test_a_source_for_ios15_keeps_inputs_of_fp32(tmp_path, mask):
+    torch.manual_seed(0)
+    module = Encoder(mask, "tokens").eval()
+    source = save_encoder(tmp_path / "source.mlpackage", ane.convert, module, ct.target.iOS15)
+    assert ane.adapt(source, tmp_path / "out").status == "written"
+    ids, flags = np.full((1, 6), 7, np.int32), np.ones((1, 6), np.int32)
+    expected = module(torch.from_numpy(ids), torch.from_numpy(flags)).detach().numpy()
+    np.testing.assert_allclose(run_packages(tmp_path / "out", ids, flags)[:, :6], expected, atol=5e-3)
+    lookups = json.loads((tmp_path / "out" / "manifest.json").read_text())["lookups"]
+    assert {each["dtype"] for each in lookups.values()} == {"float32"}
 
 
 class Coordinates(torch.nn.Module):
