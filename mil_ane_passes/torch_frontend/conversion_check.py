@@ -67,6 +67,8 @@ _LIMITED_MASK = 1e6
 _ROUNDING_FACTOR, _MAX_ROUNDING = 8, FP16_TOLERANCE
 """How much larger than the rounding of both a difference between torch and a program may be, which round in another
 order, and how large as a fraction of the largest value: a comparison within more says little."""
+_FP16_MOVES = 4
+"Runs in which numbers move by one unit of fp16, to find out whether rounding explains a difference."
 _MAX_OVERFLOWS_NAMED = 3
 "Most values beyond fp16 that a warning names."
 _log = logging.getLogger("mil_ane_passes")
@@ -240,10 +242,12 @@ class _ConversionCheck:
             undetermined = self._find_undetermined(expected, feeds, plan, found, self._after, FP16_ROUNDING)
             if all(each.output in undetermined for each in found):
                 return None
+            moved = self._measure_fp16_rounding(expected, feeds, plan, found)
+            note = ("; rounding to fp16 may explain it: inputs and weights that move by one unit of fp16 move this "
+                    f"output by up to {moved:.3g}" if moved else "")
             raise NotEqual(
                 f"the result of the torch frontend is correct, but a later pass is not: {found[0]}; at "
-                f"{_describe_plan(plan)}; "
-                "try compute_precision=coremltools.precision.FLOAT32, or fewer passes"
+                f"{_describe_plan(plan)}{note}; try compute_precision=coremltools.precision.FLOAT32, or fewer passes"
                 + "".join(f"; {finding}" for finding in self._findings),
                 self._mlmodel,
             )
@@ -370,6 +374,24 @@ class _ConversionCheck:
                         f"moves by up to {largest:.3g}: rounding decides it, so that it cannot be compared; pass "
                         "feeds= for which it does not")
         return ""
+
+    def _measure_fp16_rounding(
+        self, expected: Mapping[str, Array], feeds: Mapping[str, Array], plan: Plan,
+        differing: Sequence[OutputDifference],
+    ) -> float:
+        """Return how far the first output moves with inputs and constants that move by one unit of fp16.
+
+        0 if one of the outputs moves less far than it differs, so that rounding does not explain the difference.
+        """
+        start = self._name_results(expected, self._before(feeds, copy_state(plan)))
+        runs = [self._name_results(expected, self._run_moved(feeds, plan, seed, 1, FP16_ROUNDING.unit))
+                for seed in range(_FP16_MOVES)]
+        largest = [max(_find_largest_difference(moved[each.output], start[each.output])
+                       if moved[each.output].shape == start[each.output].shape else 0.0 for moved in runs)
+                   for each in differing]
+        explained = all(move >= each.absolute and not each.reason
+                        for move, each in zip(largest, differing, strict=True))
+        return largest[0] if explained else 0.0
 
     def _make_error(self, part: GraphValue | None, found: OutputDifference, plan: Plan, note: str) -> NotEqual:
         if part is None:

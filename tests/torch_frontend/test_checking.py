@@ -1115,3 +1115,23 @@ class Added(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.grid
+
+
+@pytest.mark.parametrize("rounds", [True, False])
+def test_rounding_to_fp16_is_named_where_it_may_explain_a_difference(rounds):
+    class Turned(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            turned = torch.sin(x * 2.7).cumsum(-1)
+            return torch.sin(turned * 40) if rounds else torch.tanh(turned)
+
+    register_pass(namespace="tests", name="breaks", override=True)(Breaks)
+    given = ct.PassPipeline.DEFAULT
+    if not rounds:
+        given.append_pass("tests::breaks")
+    try:
+        with pytest.raises(NotEqual, match="a later pass is not: ") as raised:
+            checked(Turned().eval(), torch.randn(3, 400), pass_pipeline=given)
+    finally:
+        PASS_REGISTRY.passes.pop("tests::breaks")
+    assert bool(re.search(r"; rounding to fp16 may explain it: inputs and weights that move by one unit of fp16 move "
+                          r"this output by up to [\d.]+; try", str(raised.value))) == rounds
