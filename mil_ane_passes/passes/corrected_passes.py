@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
-from coremltools.converters.mil.mil import Block, Operation, Var
+from coremltools.converters.mil.mil import Block, Operation, Var, types
 from coremltools.converters.mil.mil.passes.graph_pass import AbstractGraphPass
 
 from ..ir.coremltools_internals import get_typed_value, set_typed_value
@@ -69,6 +69,14 @@ def _correct(name: str, method: str) -> Callable[[Correction], Correction]:
         _CORRECTIONS.setdefault(f"common::{name}", {})[method] = function
         return function
     return register_correction
+
+
+@_correct("cast_optimization", "_is_cast_ops_fusable")
+def _is_fusable_cast(host: Callable[..., Any], self: Any, first: Operation, second: Operation) -> bool:
+    """A cast to an integer that drops fractions before one to a bool is kept: 0.4 is false, as in `x.int().bool()` and
+    logical ops of integers."""
+    drops = types.is_float(first.x.dtype) and types.is_int(first.outputs[0].dtype)
+    return not (drops and second.outputs[0].dtype == types.bool) and bool(host(self, first, second))
 
 
 @_correct("fuse_matmul_weight_bias", "_try_to_transform")

@@ -59,6 +59,8 @@ def padded_twice(x: Any) -> Any:
 
 IMAGE = (2, 4, 3, 3)
 KEPT: dict[str, tuple[str, tuple[int, ...], Callable[[Any], Any]]] = {
+    "a float cast to an integer and a bool": ("cast_optimization", (2, 3), lambda x: mb.cast(x=mb.cast(
+        x=mb.cast(x=x, dtype="int32"), dtype="bool"), dtype="fp32")),
     "W @ x + b": ("fuse_matmul_weight_bias", (4, 4), lambda x: mb.add(x=mb.matmul(x=SQUARE, y=x), y=NUMBERS[:4])),
     "W @ x - b": ("fuse_matmul_weight_bias", (4, 4), lambda x: mb.sub(x=mb.matmul(x=SQUARE, y=x), y=NUMBERS[:4])),
     "b - x @ W": ("fuse_matmul_weight_bias", (4, 4), lambda x: mb.sub(x=NUMBERS[:4], y=mb.matmul(x=x, y=SQUARE))),
@@ -94,6 +96,8 @@ KEPT: dict[str, tuple[str, tuple[int, ...], Callable[[Any], Any]]] = {
                                  lambda x: normalized(x, draw(4, 1, 1), draw(4, 1, 1), 0.5)),
 }
 FUSED: dict[str, tuple[str, tuple[int, ...], Callable[[Any], Any], str]] = {
+    "a cast to its own type": (
+        "cast_optimization", (2, 3), lambda x: mb.relu(x=mb.cast(x=x, dtype="fp32")), "cast"),
     "x @ W + b": (
         "fuse_matmul_weight_bias", (4, 4), lambda x: mb.add(x=mb.matmul(x=x, y=SQUARE), y=NUMBERS[:4]), "add"),
     "x @ W - b": (

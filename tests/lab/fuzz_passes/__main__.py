@@ -91,12 +91,11 @@ def iterate_faults(seed: int, chain: Chain, plain: bool = False) -> Iterator[Fau
     expected = _run(program, feeds)
     passes = (ct.PassPipeline.DEFAULT if plain else ane.pipeline()).passes
     for name in (name for name in passes if name.startswith("common::") and name not in _WITHOUT_VALUES):
-        before = _list_ops(program)
+        before, printed = _list_ops(program), str(program)
         try:
             PASS_REGISTRY[name](program)
             program.validate()
-            changed = before != _list_ops(program)
-            found = _run(program, feeds) if changed else expected
+            found = _run(program, feeds) if printed != str(program) else expected
         except Exception as error:
             yield Fault(seed, str(name), "fails", f"{type(error).__name__}: {str(error)[:200]}")
             return
