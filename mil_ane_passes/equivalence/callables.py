@@ -50,8 +50,14 @@ def _may_depend_on_training(torch: Any, part: Any) -> bool:
 
 
 def _find_training_op(torch: Any, graph: Any) -> str:
-    """Find the first op of a TorchScript graph with an argument `train` or `training` that is true; "" without one."""
+    """Find the first op of a TorchScript graph with an argument `train` or `training` that is true; "" without one.
+
+    A batch norm of computed statistics is always in this mode, as in `F.batch_norm(..., training=True)` of images one
+    by one; that of a module has buffers.
+    """
     for node in graph.nodes():
+        if node.kind() == "aten::batch_norm" and node.inputsAt(3).node().kind() not in ("prim::GetAttr", "prim::Param"):
+            continue
         schema = node.schema()
         arguments = [] if schema == "(no schema)" else torch._C.parse_schema(schema).arguments
         for argument, value in zip(arguments, node.inputs()):

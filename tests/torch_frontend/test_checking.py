@@ -1135,3 +1135,22 @@ def test_rounding_to_fp16_is_named_where_it_may_explain_a_difference(rounds):
         PASS_REGISTRY.passes.pop("tests::breaks")
     assert bool(re.search(r"; rounding to fp16 may explain it: inputs and weights that move by one unit of fp16 move "
                           r"this output by up to [\d.]+; try", str(raised.value))) == rounds
+
+
+class Adapted(torch.nn.Module):
+    """A batch norm of one image by its own statistics, whose buffers are repeated, in a module in eval mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("variance", torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.reshape(1, -1, *x.shape[2:])
+        return torch.nn.functional.batch_norm(
+            rows, self.mean.repeat(x.shape[0]), self.variance.repeat(x.shape[0]), training=True).view(x.shape)
+
+
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+def test_a_batch_norm_by_the_statistics_of_an_image_is_compared(frontend):
+    checked(Adapted().eval(), torch.randn(1, 4, 6, 6), frontend=frontend)

@@ -36,6 +36,9 @@ def constantchunk(context: Any, node: Any) -> None:
     """Lower ConstantChunk[chunks, dim](self), which has as many outputs as chunks."""
     x = context[node.inputs[0]]
     axis = normalize_axis(node.attr["dim"], x.rank)
+    if node.attr["chunks"] == 1:
+        context.add(mb.identity(x=x, name=node.outputs[0]), node.outputs[0])
+        return
     if _has_known_size(x, axis):
         _TORCH_OPS_REGISTRY.name_to_func_mapping[node.kind](context, node)
         return

@@ -322,6 +322,26 @@ def eye_a_mask_of_bools(x: torch.Tensor) -> torch.Tensor:
     mask = torch.eye(2, dtype=torch.bool)
     return torch.nn.functional.scaled_dot_product_attention(q, q, q, mask) + torch.eye(3)[1]
 
+
+
+@case(torch.arange(6.)[None], frontends=TRACE_AND_EXPORT)
+def flexible_splits_into_one_chunk(x: torch.Tensor):
+    """As the default of a class that divides its work into chunks."""
+    (whole,) = x.chunk(1, -1)
+    return torch.cat([torch.tanh(each) for each in x.chunk(1, 1)], 1), whole * 2
+
+
+@case(torch.arange(48.).reshape(2, 4, 3, 2).sin(), frontends=TRACE_AND_EXPORT)
+def instance_statistics_of_each_image(x: torch.Tensor):
+    """Adaptive instance normalization as a batch norm of one image with all channels."""
+    scales = x[:, :, 0, 0].reshape(-1)
+    mean, variance = torch.zeros(4).repeat(2), torch.ones(4).repeat(2)
+    rows = x.reshape(1, 8, 3, 2)
+    normalized = torch.nn.functional.batch_norm(rows, mean, variance, scales, scales * 2, True, 0.1, 1e-3)
+    plain = torch.nn.functional.batch_norm(x, torch.zeros(4), torch.ones(4), training=True)
+    return normalized.view(2, 4, 3, 2), plain
+
+
 add_case("eye of a flexible size",
     lambda x: x @ torch.eye(x.shape[1]) + torch.eye(3, x.shape[1]) + torch.eye(x.shape[1], dtype=torch.int32)[:3],
     torch.rand(3, 5), flexible=[1], lowest=3, at=[(torch.rand(3, 3),), (torch.rand(3, 9),)], frontends=TRACE_AND_EXPORT)
