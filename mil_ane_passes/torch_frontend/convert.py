@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import inspect
+import logging
 import sys
-from contextlib import nullcontext
 from typing import Any
 
 import coremltools as ct
@@ -15,12 +15,15 @@ from ..equivalence.user_inputs import Feeds, Ranges, UserInputs
 from ..passes.pipeline import NAMESPACE, pipeline
 from ..utils.errors import InputError
 from ..utils.locking import synchronized
+from ..utils.text_format import escape_text
+from .errors import NotConverted
 from .export_guards import warn_about_guards
 from .failures import locate_failures
 from .patching import patched
 
 __all__ = ["convert", "is_from_torch"]
 
+_log = logging.getLogger("mil_ane_passes")
 _COREMLTOOLS_SIGNATURE = inspect.signature(ct.convert)
 _PIPELINE_OPTIONS = ("preset", "target", "passes", "options", "max_growth", "strict")
 "Options of ours that `convert` takes in a pipeline."
@@ -43,6 +46,9 @@ def convert(
     differs and has the model as `mlmodel`, and InputError for a check of a model that is not from torch or is not an ML
     Program. Programs of torch.export need torch 2.5 or newer, else InputError.
 
+    A torch model in bfloat16 is converted as one in float32, and so is one in float16 that cannot be converted as it
+    is; both are logged as a warning.
+
     Seeded inputs are normal numbers, and for the frontend's program also larger and negative ones, and ties. They do
     not test code that only other values reach (a threshold, a class). `feeds` (a mapping from input name to array, or
     several) and `ranges` (input name to (low, high)) are checked in addition, as in `rewrite`. Values that fp16 cannot
@@ -53,9 +59,6 @@ def convert(
     samples = UserInputs.of(feeds, ranges)
     if samples and not check:
         raise InputError("convert: feeds and ranges apply to the check only; pass check=True with them")
-    for name in ("inputs", "outputs", "states"):  # coremltools writes dtypes and names into them
-        if isinstance(inputs.arguments.get(name), (list, tuple)):
-            inputs.arguments[name] = copy.deepcopy(inputs.arguments[name])
     from_torch = is_from_torch(inputs.arguments["model"], inputs.arguments.get("source", "auto"))
     if from_torch:
         _check_export_supported(inputs.arguments["model"])
@@ -67,7 +70,30 @@ def convert(
         validate_check_arguments(inputs.arguments, from_torch, _is_neural_network(inputs.arguments))
     if not _is_neural_network(inputs.arguments):
         inputs.arguments["pass_pipeline"] = _add_lower_rank_pass(_add_ane_passes(inputs.arguments.get("pass_pipeline")))
-    with patched() if from_torch else nullcontext(), locate_failures() if from_torch else nullcontext():
+    if not from_torch:
+        return ct.convert(*inputs.args, **inputs.kwargs)
+    try:
+        return _convert_torch_model(inputs, check, samples)
+    except NotConverted as error:
+        from .patches.bfloat16 import widen_float16  # which imports torch
+
+        model = widen_float16(inputs.arguments["model"])
+        if model is inputs.arguments["model"]:
+            raise
+        _log.warning("the model computes in float16, in which it cannot be converted (%s); it is converted as one that "
+                     "computes in float32", escape_text(str(error)))
+        inputs.arguments["model"] = model
+        return _convert_torch_model(inputs, check, samples)
+
+
+def _convert_torch_model(given: inspect.BoundArguments, check: bool, samples: UserInputs) -> Any:
+    """Convert with the patched frontend, and check the result if asked to."""
+    inputs = copy.copy(given)
+    inputs.arguments = dict(given.arguments)
+    for name in ("inputs", "outputs", "states"):  # coremltools writes dtypes and names into them
+        if isinstance(inputs.arguments.get(name), (list, tuple)):
+            inputs.arguments[name] = copy.deepcopy(inputs.arguments[name])
+    with patched(), locate_failures():
         if not check:
             return ct.convert(*inputs.args, **inputs.kwargs)
         from .conversion_check import convert_and_check

@@ -24,11 +24,13 @@ from ..contract import Patch
 from ..functional.emitter import get_schema, read_constant
 from ..probes import find_fault
 
-__all__ = ["widen_bfloat16"]
+__all__ = ["widen_bfloat16", "widen_float16"]
 
 PATCH = Patch(code="TORCH194", title="models in bfloat16, or with casts to it, are rejected", upstream=("none known",))
-_BFLOAT16, _FLOAT32 = 15, 6
+_SCRIPT_NUMBERS = {torch.float16: 5, torch.float32: 6, torch.bfloat16: 15}
 "The numbers of dtypes in TorchScript (c10/core/ScalarType.h)."
+_Widen = Callable[[Any], Any]
+"Returns a dtype, or a tensor (real or fake), of float32 for a narrow one, and other values as they are."
 _log = logging.getLogger("mil_ane_passes")
 
 
@@ -50,39 +52,59 @@ def widen_bfloat16(model: Any) -> Any:
 
     Logs a warning for a copy. Needs memory for the weights of the copy, and for those of a script twice.
     """
-    if isinstance(model, ExportedProgram) and _has_program_bfloat16(model):
-        widened = _widen_program(model)
-    elif isinstance(model, torch.jit.ScriptModule) and hasattr(model, "forward") and _has_script_bfloat16(model):
-        widened = _widen_script(model)
-    else:
-        return model
-    _log.warning("the model computes in bfloat16, which Core ML does not have; it is converted as one that computes in "
-                 "float32, whose results are not rounded to bfloat16")
+    widened = _widen_model(model, torch.bfloat16)
+    if widened is not model:
+        _log.warning("the model computes in bfloat16, which Core ML does not have; it is converted as one in float32, "
+                     "whose results are not rounded to bfloat16")
     return widened
 
 
-def _has_program_bfloat16(program: Any) -> bool:
+def widen_float16(model: Any) -> Any:
+    """Return a copy of a script or an exported program with float32 in place of float16; `model` if it has none."""
+    return _widen_model(model, torch.float16)
+
+
+def _widen_model(model: Any, dtype: torch.dtype) -> Any:
+    def widen(value: Any) -> Any:
+        if value is dtype:
+            return torch.float32
+        if not isinstance(value, torch.Tensor) or value.dtype != dtype:
+            return value
+        widened = value.detach().to(torch.float32)
+        return torch.nn.Parameter(widened, value.requires_grad) if isinstance(value, torch.nn.Parameter) else widened
+
+    if isinstance(model, ExportedProgram) and _is_program_narrow(model, widen):
+        return _widen_program(model, widen)
+    if isinstance(model, torch.jit.ScriptModule) and hasattr(model, "forward") and (
+            _is_script_narrow(model, widen, _SCRIPT_NUMBERS[dtype])):
+        return _widen_script(model, widen, _SCRIPT_NUMBERS[dtype])
+    return model
+
+
+def _is_program_narrow(program: Any, widen: _Widen) -> bool:
     leaves = itertools.chain(program.state_dict.values(), program.constants.values(),
                              (each for node in _iterate_nodes(program.graph_module) for each in pytree.tree_leaves(
                                  (node.meta.get("val"), node.args, node.kwargs))))
-    return any(_widen(each) is not each for each in leaves)
+    return any(widen(each) is not each for each in leaves)
 
 
-def _widen_program(program: Any) -> Any:
+def _widen_program(program: Any, widen: _Widen) -> Any:
     program = program.run_decompositions({})  # of which some are refused for float32, as of grouped products
     module = copy.deepcopy(program.graph_module)
+    for node, before in zip(module.graph.nodes, program.graph_module.graph.nodes, strict=True):
+        node.name = before.name  # which a copy changes where it is a word of Python, as `input`
     for node in _iterate_nodes(module):
-        node.args = map_aggregate(node.args, _widen)
-        node.kwargs = map_aggregate(node.kwargs, _widen)
+        node.args = map_aggregate(node.args, widen)
+        node.kwargs = map_aggregate(node.kwargs, widen)
         if "val" in node.meta:
-            node.meta["val"] = pytree.tree_map(_widen, node.meta["val"])
+            node.meta["val"] = pytree.tree_map(widen, node.meta["val"])
     return ExportedProgram(
         module, module.graph, program.graph_signature,
-        state_dict=pytree.tree_map(_widen, program.state_dict),
+        state_dict=pytree.tree_map(widen, program.state_dict),
         range_constraints=program.range_constraints,
         module_call_graph=program.module_call_graph,
-        example_inputs=pytree.tree_map(_widen, program.example_inputs),
-        constants=pytree.tree_map(_widen, program.constants),
+        example_inputs=pytree.tree_map(widen, program.example_inputs),
+        constants=pytree.tree_map(widen, program.constants),
         verifiers=program.verifiers)
 
 
@@ -93,24 +115,14 @@ def _iterate_nodes(module: Any) -> Iterator[Any]:
             yield from each.graph.nodes
 
 
-def _widen(value: Any) -> Any:
-    """Return a dtype, or a tensor (real or fake), of float32 for one of bfloat16, and other values as they are."""
-    if value is torch.bfloat16:
-        return torch.float32
-    if not isinstance(value, torch.Tensor) or value.dtype != torch.bfloat16:
-        return value
-    widened = value.detach().to(torch.float32)
-    return torch.nn.Parameter(widened, value.requires_grad) if isinstance(value, torch.nn.Parameter) else widened
-
-
-def _has_script_bfloat16(script: Any) -> bool:
+def _is_script_narrow(script: Any, widen: _Widen, number: int) -> bool:
     graph = script.inlined_graph
-    return (any(_widen(each) is not each for each in itertools.chain(script.parameters(), script.buffers()))
-            or any(True for _ in itertools.chain(_iterate_constants(graph), _iterate_dtypes(graph))))
+    return (any(widen(each) is not each for each in itertools.chain(script.parameters(), script.buffers()))
+            or any(True for _ in itertools.chain(_iterate_constants(graph, widen), _iterate_dtypes(graph, number))))
 
 
-def _widen_script(script: Any) -> Any:
-    """Return a copy of a script with float32 in place of bfloat16.
+def _widen_script(script: Any, widen: _Widen, number: int) -> Any:
+    """Return a copy of a script with float32 in place of the dtype of this number.
 
     It is read from a saved copy: copies in memory share their graphs.
     """
@@ -118,31 +130,31 @@ def _widen_script(script: Any) -> Any:
     torch.jit.save(script, saved)
     saved.seek(0)
     widened = torch.jit.load(saved)
-    widened._apply(_widen)
+    widened._apply(widen)
     graph = widened.forward.graph
     torch._C._jit_pass_inline(graph)
-    for node, value in list(_iterate_constants(graph)):
-        node.t_("value", _widen(value))
-    for node, place in list(_iterate_dtypes(graph)):
+    for node, value in list(_iterate_constants(graph, widen)):
+        node.t_("value", widen(value))
+    for node, place in list(_iterate_dtypes(graph, number)):
         with graph.insert_point_guard(node):
-            node.replaceInput(place, graph.insertConstant(_FLOAT32))
+            node.replaceInput(place, graph.insertConstant(_SCRIPT_NUMBERS[torch.float32]))
     return widened
 
 
-def _iterate_constants(graph: Any) -> Iterator[tuple[Any, torch.Tensor]]:
-    """Yield the nodes of constant tensors of bfloat16 and their values."""
+def _iterate_constants(graph: Any, widen: _Widen) -> Iterator[tuple[Any, torch.Tensor]]:
+    """Yield the nodes of narrow constant tensors and their values."""
     for node in graph.findAllNodes("prim::Constant"):
         value = node.output().toIValue()
-        if _widen(value) is not value:
+        if widen(value) is not value:
             yield node, value
 
 
-def _iterate_dtypes(block: Any) -> Iterator[tuple[Any, int]]:
-    """Yield the nodes of a graph, or of a block of it, that ask for bfloat16, and the place of the argument."""
+def _iterate_dtypes(block: Any, number: int) -> Iterator[tuple[Any, int]]:
+    """Yield the nodes of a graph, or of a block of it, that ask for the dtype of a number, and the argument's place."""
     for node in block.nodes():
         schema = get_schema(node)
         for place, argument in enumerate(schema.arguments if schema is not None else ()):
-            if argument.name.endswith("dtype") and read_constant(node.inputsAt(place)) == _BFLOAT16:
+            if argument.name.endswith("dtype") and read_constant(node.inputsAt(place)) == number:
                 yield node, place
         for inner in node.blocks():
-            yield from _iterate_dtypes(inner)
+            yield from _iterate_dtypes(inner, number)

@@ -1,4 +1,4 @@
-"""Models in bfloat16, which Core ML does not have."""
+"""Models in bfloat16, which Core ML does not have, and in float16 that coremltools rejects."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import mil_ane_passes as ane
+from mil_ane_passes.torch_frontend import NotConverted
 from mil_ane_passes.torch_frontend.patches.bfloat16 import widen_bfloat16
 
 from ..checks import captured, input_types, outputs
@@ -116,3 +117,50 @@ def test_states_are_kept() -> None:
     model = converted(torch.jit.trace(Summed().eval(), SAMPLE), "trace", states=[state],
                       minimum_deployment_target=ct.target.iOS18)
     assert "total" in model._mil_program.functions["main"].inputs
+
+
+def test_names_that_are_words_of_python_are_kept() -> None:
+    """As of the argument of each layer of `torch.nn`."""
+    program = torch.export.export(torch.nn.Linear(8, 8).bfloat16().eval(), (SAMPLE.bfloat16(),))
+    model = converted(program, "export")
+    assert [each.name for each in model.get_spec().description.input] == ["input"]
+
+
+class Normalized(torch.nn.Module):
+    """Layers of float16 that coremltools rejects: with a bias beside a weight, or an epsilon beside a gamma."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.convolution = torch.nn.Conv1d(2, 4, 3, padding=1)
+        self.group, self.layer = torch.nn.GroupNorm(2, 4), torch.nn.LayerNorm(8)
+        self.recurrent = torch.nn.LSTM(8, 8, batch_first=True)
+        self.block = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.half()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(self.group(self.convolution(x[None].to(self.layer.weight.dtype))))
+        return self.block(self.recurrent(y)[0])
+
+
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+def test_a_model_of_float16_that_is_rejected_is_converted_as_one_in_float32(
+    frontend: str, caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="mil_ane_passes"):
+        model = converted(taken(Normalized(), frontend), frontend, compute_precision=ct.precision.FLOAT32)
+    assert "the model computes in float16, in which it cannot be converted (op '" in caplog.text
+    expected = Normalized().float().eval()(SAMPLE).detach()
+    np.testing.assert_allclose(outputs(model, [SAMPLE])[0], expected, atol=1e-4)
+
+
+def test_a_model_of_float16_that_is_not_rejected_stays_one(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="mil_ane_passes"):
+        converted(taken(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()).half(), "script"), "script")
+    assert "float16" not in caplog.text
+
+
+def test_an_op_that_is_not_implemented_is_named_for_float16_as_well() -> None:
+    program = captured(torch.nn.Bilinear(8, 8, 2).half().eval(), [SAMPLE.half(), SAMPLE.half()], "trace")
+    with pytest.raises(NotConverted, match="op 'bilinear'"):
+        ane.convert(program, inputs=input_types([SAMPLE, SAMPLE]), skip_model_load=True)
