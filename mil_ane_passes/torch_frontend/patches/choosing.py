@@ -107,6 +107,9 @@ def lower_bitwise(context: Any, node: Any) -> None:
     """Lower bitwise_and(self, other) and similar ops."""
     inputs = bind_arguments(context, node, "self other")
     kind = node.kind.strip("_").removeprefix("bitwise_").partition(".")[0]
+    if kind == "and" and (mask := _mask_constant(inputs.self, inputs.other)) is not None:
+        add_result(context, node, mb.cast(x=mask, dtype="int32", name=node.name))
+        return
     x, y = promote_operands(inputs.self, inputs.other)
     if x.dtype == types.bool:
         logical = {"and": mb.logical_and, "or": mb.logical_or, "xor": mb.logical_xor}[kind]
@@ -119,6 +122,15 @@ def lower_bitwise(context: Any, node: Any) -> None:
     if np.any(mask < 0) or np.any(mask & (mask + 1)) or np.any(mask > 2**30 - 1):
         raise _make_bitwise_error(node, inputs, "'and' of ints is supported for constant masks 2^k - 1 only")
     add_result(context, node, mb.mod(x=x, y=mb.add(x=y, y=np.int32(1)), name=node.name))
+
+
+def _mask_constant(first: Any, second: Any) -> Var | None:
+    """Return the last bits of constant integers where a bool is true, as of a triangle of bytes; None of others."""
+    for mask, number in ((first, second), (second, first)):
+        if isinstance(mask, Var) and isinstance(number, Var) and mask.dtype == types.bool and (
+                types.is_int(number.dtype) and number.val is not None):
+            return mb.logical_and(x=mask, y=np.asarray(number.val) & 1 == 1)
+    return None
 
 
 def _make_bitwise_error(node: Any, inputs: Any, what: str) -> NotConverted:

@@ -342,6 +342,15 @@ def instance_statistics_of_each_image(x: torch.Tensor):
     return normalized.view(2, 4, 3, 2), plain
 
 
+
+
+@case(torch.tensor([[1., -2., 3.], [0., 5., -6.], [7., 8., 9.]]), frontends=TRACE_AND_EXPORT)
+def choosing_by_a_triangle_of_bytes(x: torch.Tensor):
+    """As the mask of a decoder, beside a mask of what is padding."""
+    shown = (x > 0) & torch.tril(torch.ones(3, 3)).type(torch.uint8)
+    return x.masked_fill(shown == 0, -10.0), torch.full((3, 3), 3, dtype=torch.int32) & (x > 0)
+
+
 add_case("eye of a flexible size",
     lambda x: x @ torch.eye(x.shape[1]) + torch.eye(3, x.shape[1]) + torch.eye(x.shape[1], dtype=torch.int32)[:3],
     torch.rand(3, 5), flexible=[1], lowest=3, at=[(torch.rand(3, 3),), (torch.rand(3, 9),)], frontends=TRACE_AND_EXPORT)
