@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from coremltools.converters.mil.mil import Block, Operation, Var, types
+from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil.passes.graph_pass import AbstractGraphPass
 
 from ..ir.coremltools_internals import get_typed_value, set_typed_value
@@ -92,15 +93,23 @@ def _fuse_matmul_weight_bias(
 
 @_correct("fuse_linear_bias", "_try_to_transform")
 def _fuse_linear_bias(host: Callable[..., Any], linear: Operation, add: Operation, block: Block) -> bool:
-    """A number that is added to a linear with one output, which fails, is kept."""
-    number = any(var.val is not None and np.ndim(var.val) == 0 for var in (add.x, add.y))
-    return not number and bool(host(linear, add, block))
+    """A constant of higher rank than a linear, with which the result silently loses dimensions, is added after an
+    expand_dims; a number that is added to one output, which fails, is fused as a constant of one element."""
+    if _raise_rank(linear, add):
+        return False
+    number = next((each for each in (add.x, add.y) if each.val is not None and each.rank == 0), None)
+    if number is not None and linear.outputs[0].shape[-1] == 1:
+        add = _replace_operand(add, number, mb.const(val=np.reshape(number.val, (1,)), before_op=add))
+    return bool(host(linear, add, block))
 
 
 @_correct("fuse_conv_bias", "_try_to_transform")
 def _fuse_conv_bias(host: Callable[..., Any], conv: Operation, add: Operation) -> bool:
     """A constant that is subtracted from a convolution is not negated in place, which changes the torch module and all
-    other ops that read it; a scalar is not added to a grouped transposed convolution without a bias, which fails."""
+    other ops that read it; a scalar is not added to a grouped transposed convolution without a bias, which fails; a
+    constant of higher rank, with which the result silently loses dimensions, is added after an expand_dims."""
+    if _raise_rank(conv, add):
+        return False
     bias = add.y if add.op_type == "sub" or add.x.val is None else add.x
     if bias.val is None or _is_grouped_transposed(conv) and conv.bias is None and np.size(bias.val) == 1:
         return False
@@ -117,12 +126,14 @@ def _fuse_conv_bias(host: Callable[..., Any], conv: Operation, add: Operation) -
 
 @_correct("fuse_conv_bias", "_try_to_transform_transpose_pattern")
 def _fuse_transposed_conv_bias(host: Callable[..., Any], conv: Operation, block: Block) -> bool:
-    """A constant of lower rank that is added to a transposed convolution, which fails, is kept."""
+    """A constant of another rank that is added to a transposed convolution, which fails or loses dimensions, is not
+    fused."""
     transposed = [op for op in conv.outputs[0].child_ops if op.op_type == "transpose"]
     added = [op for each in transposed for op in each.outputs[0].child_ops if op.op_type in ("add", "sub")]
     short = any(var.val is not None and np.size(var.val) > 1 and np.ndim(var.val) < conv.outputs[0].rank
                 for op in added for var in (op.x, op.y))
-    return not short and bool(host(conv, block))
+    raised = [_raise_rank(moved, op) for moved in transposed for op in moved.outputs[0].child_ops if op in added]
+    return not short and not any(raised) and bool(host(conv, block))
 
 
 @_correct("fuse_conv_scale", "_try_to_transform")
@@ -208,3 +219,26 @@ def _is_grouped_transposed(conv: Operation) -> bool:
 
 def _is_block_output(op: Operation) -> bool:
     return any(var is op.outputs[0] for var in op.enclosing_block.outputs)
+
+
+def _raise_rank(op: Operation, user: Operation) -> bool:
+    """Insert an expand_dims between `op` and a `user` whose result has a higher rank; return whether it has one.
+
+    The passes do not match the ops then, later runs of coremltools' own passes on the package included.
+    """
+    result = op.outputs[0]
+    if user.outputs[0].rank == result.rank:
+        return False
+    axes = list(range(user.outputs[0].rank - result.rank))
+    _replace_operand(user, result, mb.expand_dims(x=result, axes=axes, before_op=user))
+    return True
+
+
+def _replace_operand(user: Operation, old: Var, new: Var) -> Operation:
+    """Replace an add or a sub by one with another operand of the same values, and return it."""
+    operands = {name: new if operand is old else operand for name, operand in (("x", user.x), ("y", user.y))}
+    result = user.outputs[0]
+    made: Var = getattr(mb, user.op_type)(**operands, before_op=user, name=result.name)
+    user.enclosing_block.replace_uses_of_var_after_op(anchor_op=user, old_var=result, new_var=made)
+    user.enclosing_block.remove_ops([user])
+    return made.op

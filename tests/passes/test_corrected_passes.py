@@ -66,8 +66,6 @@ KEPT: dict[str, tuple[str, tuple[int, ...], Callable[[Any], Any]]] = {
     "b - x @ W": ("fuse_matmul_weight_bias", (4, 4), lambda x: mb.sub(x=NUMBERS[:4], y=mb.matmul(x=x, y=SQUARE))),
     "W @ x + b of another size": (
         "fuse_matmul_weight_bias", (4, 4), lambda x: mb.add(x=mb.matmul(x=draw(8, 4), y=x), y=NUMBERS[:4])),
-    "a linear plus a number": (
-        "fuse_linear_bias", (2, 4), lambda x: mb.add(x=mb.linear(x=x, weight=SQUARE[:1]), y=np.float32(2))),
     "grouped plus a number": ("fuse_conv_bias", IMAGE, lambda x: mb.add(x=grouped(x), y=np.float32(2))),
     "a short constant after a transpose": ("fuse_conv_bias", IMAGE, lambda x: mb.add(
         x=mb.transpose(x=convolution(x), perm=[1, 0, 2, 3]), y=draw(2, 2, 2))),
@@ -102,6 +100,8 @@ FUSED: dict[str, tuple[str, tuple[int, ...], Callable[[Any], Any], str]] = {
         "fuse_matmul_weight_bias", (4, 4), lambda x: mb.add(x=mb.matmul(x=x, y=SQUARE), y=NUMBERS[:4]), "add"),
     "x @ W - b": (
         "fuse_matmul_weight_bias", (4, 4), lambda x: mb.sub(x=mb.matmul(x=x, y=SQUARE), y=NUMBERS[:4]), "sub"),
+    "one output plus a number": (
+        "fuse_linear_bias", (2, 4), lambda x: mb.add(x=mb.linear(x=x, weight=SQUARE[:1]), y=np.float32(2)), "add"),
     "a linear plus a vector": (
         "fuse_linear_bias", (2, 4), lambda x: mb.add(x=mb.linear(x=x, weight=SQUARE), y=NUMBERS[:4]), "add"),
     "a convolution minus channels": ("fuse_conv_bias", IMAGE, lambda x: mb.sub(x=convolution(x), y=CHANNELS), "sub"),
@@ -173,6 +173,17 @@ def test_what_coremltools_gets_right_is_fused(case: str) -> None:
     assert list_kinds(check(name, shape, build)).count(kind) < before.count(kind)
 
 
+@pytest.mark.parametrize("build", [
+    lambda x: mb.add(x=mb.linear(x=x, weight=SQUARE), y=draw(1, 1, 4)),
+    lambda x: mb.sub(x=draw(1, 1, 1, 8, 1, 1), y=convolution(x)),
+    lambda x: mb.add(x=mb.transpose(x=convolution(x), perm=[0, 2, 3, 1]), y=draw(1, 1, 1, 1, 8))])
+def test_a_constant_of_higher_rank_keeps_the_rank_of_the_result(build) -> None:
+    shape = (2, 4) if "linear" in build.__code__.co_names else IMAGE
+    for name in ("fuse_linear_bias", "fuse_conv_bias"):
+        assert "expand_dims" in list_kinds(check(name, shape, build)) or name == (
+            "fuse_conv_bias" if shape == (2, 4) else "fuse_linear_bias")
+
+
 def test_a_subtracted_constant_keeps_its_values() -> None:
     constant = draw(8, 1, 1)
     values = constant.copy()
@@ -188,7 +199,7 @@ def test_a_subtracted_constant_keeps_its_values() -> None:
 
 def test_each_correction_has_a_case() -> None:
     corrected = {name for name, _, _ in iterate_corrections()}
-    assert corrected == {f"common::{name}" for name, *_ in KEPT.values()}
+    assert corrected == {f"common::{name}" for name, *_ in (*KEPT.values(), *FUSED.values())}
     assert corrected <= set(ct.PassPipeline.DEFAULT.passes)
     assert all(function.__doc__ for _, _, function in iterate_corrections())
 

@@ -2,8 +2,9 @@
 
 Among them are `W @ x + b`, whose bias is added to the other axis, a grouped transposed convolution before a BatchNorm
 or a product, whose channels are exchanged, and `conv(x) - buffer`, as of `BatchNorm2d(affine=False)`, which negates the
-buffer of the user's own module. A float that is cast to an integer and then to a bool keeps its fraction, so that 0.4
-is true. Our pipelines run corrected passes; this patch corrects them in other pipelines.
+buffer of the user's own module. `nn.Linear(n, 1)(x) + 2.0` fails, and a constant of higher rank that is added to a
+linear or a convolution silently loses dimensions. A float that is cast to an integer and then to a bool keeps its
+fraction, so that 0.4 is true. Our pipelines run corrected passes; this patch corrects them in other pipelines.
 """
 
 from __future__ import annotations
