@@ -27,6 +27,7 @@ _log = logging.getLogger("mil_ane_passes")
 _COREMLTOOLS_SIGNATURE = inspect.signature(ct.convert)
 _PIPELINE_OPTIONS = ("preset", "target", "passes", "options", "max_growth", "strict")
 "Options of ours that `convert` takes in a pipeline."
+_WRITTEN_ARGUMENTS = ("inputs", "outputs", "states")
 _TORCH_FILE_SUFFIXES = (".pt", ".pth")
 _LOWER_RANK_PASS = f"{NAMESPACE}::lower_rank"
 
@@ -71,6 +72,7 @@ def convert(
     if not _is_neural_network(inputs.arguments):
         inputs.arguments["pass_pipeline"] = _add_lower_rank_pass(_add_ane_passes(inputs.arguments.get("pass_pipeline")))
     if not from_torch:
+        inputs = _copy_arguments(inputs)
         return ct.convert(*inputs.args, **inputs.kwargs)
     try:
         return _convert_torch_model(inputs, check, samples)
@@ -87,18 +89,22 @@ def convert(
 
 
 def _convert_torch_model(given: inspect.BoundArguments, check: bool, samples: UserInputs) -> Any:
-    """Convert with the patched frontend, and check the result if asked to."""
-    inputs = copy.copy(given)
-    inputs.arguments = dict(given.arguments)
-    for name in ("inputs", "outputs", "states"):  # coremltools writes dtypes and names into them
-        if isinstance(inputs.arguments.get(name), (list, tuple)):
-            inputs.arguments[name] = copy.deepcopy(inputs.arguments[name])
+    """Convert with the patched frontend, and check the result if requested."""
+    inputs = _copy_arguments(given)
     with patched(), locate_failures():
         if not check:
             return ct.convert(*inputs.args, **inputs.kwargs)
         from .conversion_check import convert_and_check
 
         return convert_and_check(inputs, samples)
+
+
+def _copy_arguments(given: inspect.BoundArguments) -> inspect.BoundArguments:
+    """Copy the arguments; inputs, outputs and states deeply, as coremltools writes dtypes and names into them."""
+    copied = copy.copy(given)
+    copied.arguments = {name: copy.deepcopy(value) if name in _WRITTEN_ARGUMENTS and isinstance(value, (list, tuple))
+                        else value for name, value in given.arguments.items()}
+    return copied
 
 
 def _bind_arguments(*arguments: Any, **named: Any) -> inspect.BoundArguments:

@@ -299,3 +299,13 @@ def test_inputs_are_left_as_they_are_and_feeds_get_their_dtype(dtype):
         assert ane.convert(torch.jit.trace(layer, x), inputs=inputs, check=True, feeds={"x": x.numpy()},
                            minimum_deployment_target=target, skip_model_load=True)
         assert vars(inputs[0]) == vars(ct.TensorType(name="x", shape=(3, 4), dtype=dtype)) | {"shape": inputs[0].shape}
+
+
+def test_inputs_of_other_sources_are_left_as_they_are(monkeypatch):
+    def write_name(model, source, inputs, *more, **named):
+        inputs[0].name = "written"
+
+    monkeypatch.setattr(ct, "convert", write_name)
+    inputs = [ct.TensorType(name="x", shape=(3, 4))]
+    ane.convert("model.pb", inputs=inputs, source="tensorflow")
+    assert inputs[0].name == "x"
