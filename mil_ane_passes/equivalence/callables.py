@@ -127,7 +127,7 @@ class Caller:
             function = ", ".join(f"{name}: {value.dtype}{list(value.shape)}" for name, value in arguments.items())
             guarded = isinstance(error, AssertionError) and str(error).startswith("Guard failed")
             raise (RejectedSizes if guarded else InputError)(
-                f"the callable {self.name} raised {type(error).__name__} for ({function}): {_describe(error)}"
+                f"the callable {self.name} raised {type(error).__name__} for ({function}): {_describe_error(error)}"
             ) from error
         return self._name_results(returned)
 
@@ -493,7 +493,7 @@ def _to_array(value: Any) -> Array:
     return np.array(value)
 
 
-def _describe(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     """Return the text of an error; of one in TorchScript its last line, which follows the stack of the script."""
     text = str(error).strip()
     return text.splitlines()[-1] if text.startswith("The following operation failed in the TorchScript") else text

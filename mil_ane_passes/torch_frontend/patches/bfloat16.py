@@ -89,7 +89,8 @@ def _is_program_narrow(program: Any, widen: _Widen) -> bool:
 
 
 def _widen_program(program: Any, widen: _Widen) -> Any:
-    program = program.run_decompositions({})  # of which some are refused for float32, as of grouped products
+    if program.dialect == "TRAINING":  # before, as torch refuses some decompositions for float32, of grouped products
+        program = program.run_decompositions({})
     module = copy.deepcopy(program.graph_module)
     for node, before in zip(module.graph.nodes, program.graph_module.graph.nodes, strict=True):
         node.name = before.name  # which a copy changes where it is a word of Python, as `input`
