@@ -45,7 +45,7 @@ class Generation:
 
 
 GENERATIONS = (
-    Generation("a12", ("a11", "a12")),
+    Generation("a12", ("a12",)),
     Generation("a13", ("a13",)),
     Generation("a14", ("a14", "m1")),
     Generation("a15", ("a15", "m2")),

@@ -226,7 +226,7 @@ def test_target_is_handed_to_every_pass():
             {"passes": {"lift_conv_1d": {"axis": float("inf")}}},
             "ane::lift_conv_1d: option 'axis' is inf; expected auto or -1 or 2",
         ),
-        ({"target": "m44"}, "target 'm44' is unknown; expected all, a11, "),
+        ({"target": "m44"}, "target 'm44' is unknown; expected all, a12, "),
     ],
 )
 def test_what_is_wrong_is_said_at_once(asked, message):
