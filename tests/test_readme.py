@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
@@ -20,8 +22,10 @@ from tests.readme.pages import PAGES, read_page, write_stored_pages, write_table
 from tests.readme.tables import ROOT
 from tests.readme.walk import shown_anew, steps
 from tests.torch_frontend.grid.run import table as grid
+from tests.torch_frontend.models.language import transformers
 
 README = (ROOT / "README.md").read_text()
+TRANSFORMS = "mil_ane_passes/transforms/README.md"
 RECORDED_WITH = {"coremltools": "9.0", "torch": "2.13.0"}
 OTHER_FILES = {
     "generate.py", "train.py",  # of users
@@ -33,9 +37,9 @@ OTHER_FILES = {
 HERE = {name: version(name).split("+")[0] for name in RECORDED_WITH}
 
 
-def block_after(marker: str) -> str:
+def block_after(marker: str, text: str = README) -> str:
     """The fenced block that follows a marker."""
-    return re.search(rf"<!-- {marker} -->\n```\w*\n(.*?)\n```", README, re.S).group(1)
+    return re.search(rf"<!-- {marker} -->\n```\w*\n(.*?)\n```", text, re.S).group(1)
 
 
 @pytest.mark.parametrize("name, marker", [
@@ -52,7 +56,8 @@ def test_the_tables_are_generated(name, marker):
 
 def test_every_generated_table_belongs_to_a_page():
     marked = {(name, marker) for name in PAGES for marker in re.findall(r"^<!-- ([\w-]+) -->$", read_page(name), re.M)}
-    assert marked - {("README.md", each) for each in ("set-up", "tests", "plugin")} == {
+    copied = {*(("README.md", each) for each in ("set-up", "tests", "plugin")), (TRANSFORMS, "decoder")}
+    assert marked - copied == {
         (name, marker) for name, tables in PAGES.items() for marker in tables}
 
 
@@ -84,7 +89,7 @@ def test_it_has_the_two_commands_that_ci_runs():
 def test_the_numbers_in_its_words():
     rewrites = sum(issubclass(rule, Rewrite) for rule in get_all_rules().values())
     architectures = {each.architecture for each in read_record()}
-    assert f"| {rewrites} rewrites;" in read_page("mil_ane_passes/README.md")
+    assert f"| {rewrites} rewrites;" in read_page("mil_ane_passes/README.md"), f"write {rewrites} into its comparison"
     assert f"their results on {len(architectures)} real architectures" in README
     assert f"Small models of {len(architectures)} architectures" in read_page("mil_ane_passes/rewrites/README.md")
     every = [cell.strip() for cell in grid().splitlines()[-1].strip("|").split("|")]
@@ -137,6 +142,32 @@ def test_every_module_it_names_is_there(name):
 @pytest.mark.parametrize("room", sorted(path.parent.name for path in (ROOT / "mil_ane_passes").glob("*/__init__.py")))
 def test_every_room_has_a_page(room):
     assert f"[{room}]({room}/README.md)" in read_page("mil_ane_passes/README.md")
+
+
+@pytest.mark.parametrize("family", ["Qwen2", *(pytest.param(name, marks=pytest.mark.slow) for name in (
+    "Llama", "Mistral", "Qwen3", "Gemma", "Phi3", "Olmo2", "Granite", "SmolLM3", "Starcoder2", "Cohere"))])
+def test_the_recipe_for_decoders_generates_what_torch_does(tmp_path, monkeypatch, family):
+    """As it stands, with a tiny model of random weights in place of the one to download."""
+    package, torch = transformers(), pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    config = getattr(package, f"{family}Config")(
+        vocab_size=96, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        intermediate_size=96, max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    getattr(package, f"{family}ForCausalLM")(config).save_pretrained("tiny")
+    recipe = block_after("decoder", read_page(TRANSFORMS))
+    replaced = recipe.replace('"Qwen/Qwen2.5-0.5B", 1024', '"tiny", 64')
+    assert replaced != recipe
+    names = {"__name__": "__main__"}
+    exec(compile(replaced, "<page>", "exec"), names)
+    ane.adapt("decoder.mlpackage", "folder", context=64, target="m4")
+    done = subprocess.run([sys.executable, "folder/generate.py", "--ids", "1,2,3", "--steps", "6", "--runtime",
+                           "reference", "--json"], capture_output=True, text=True)
+    ids = [1, 2, 3]
+    with torch.no_grad():
+        for _ in range(6):
+            ids.append(int(names["model"](torch.tensor([ids])).logits[0, -1].argmax()))
+    assert json.loads(done.stdout)["tokens"] == ids[3:], done.stderr
 
 
 def test_the_rewrite_it_shows_is_the_plugins():
