@@ -368,8 +368,8 @@ def _assert_equivalent(before: Program, after: Program, example: Example, promis
             given = None if precision == "float64" else old["float64"]
             found = compare_outputs(across.convert_outputs(old[precision]), new[precision], promised, given)
             wrong = [str(difference) for difference in found if not difference.passed]
-            assert not wrong, (f"'{example.name}' {how}, {label} at {precision}: {'; '.join(wrong)}\n"
-                               f"{format_program(after)}")
+            assert not wrong, (f"'{example.name}' {how}, {label} at {precision}: {'; '.join(wrong)} (a rewrite that "
+                               f"rounds constants anew declares it by `moves`)\n{format_program(after)}")
 
 
 class _PrecisionRuntimes:

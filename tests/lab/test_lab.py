@@ -18,7 +18,8 @@ def test_the_readme_is_made_from_the_records():
 
 def test_the_mutation_record_is_complete_and_reaches_the_goal():
     record = json.loads(MUTATION.read_text())
-    assert [each["name"] for each in record["verdicts"]] == [mutant.name for mutant in MUTANTS]
+    assert [each["name"] for each in record["verdicts"]] == [mutant.name for mutant in MUTANTS], (
+        "run python -m tests.lab.mutation --record MUTANT for each new one, then python -m tests.lab")
     outcomes = [each["outcome"] for each in record["verdicts"]]
     assert outcomes.count("caught") == record["caught"] and outcomes.count("missed") == record["missed"]
     assert record["not_tried"] == 0 and record["mutants"] >= 70

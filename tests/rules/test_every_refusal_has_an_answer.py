@@ -17,7 +17,8 @@ REFUSING = {name: rule for name, rule in get_all_rules().items() if rule.refuses
 @pytest.mark.parametrize("name", REFUSING)
 def test_each_unsupported_op_has_a_rewrite_or_a_page_that_says_why_not(name):
     rule = REFUSING[name]
-    assert fixes_for(rule) or "\nno fix  " in inspect.getdoc(rule)
+    assert fixes_for(rule) or "\nno fix  " in inspect.getdoc(rule), (
+        f"{name}: expected a rewrite with fixes = ({rule.__name__},), or a line 'no fix  ...' in its docstring")
 
 
 @pytest.mark.slow

@@ -28,7 +28,8 @@ def check_evidence(evidence):
     """
     assert type(evidence) in (Measured, Vendor, Community)
     assert len(evidence.says) >= 10 and evidence.says == evidence.says.strip()
-    assert ADDRESS.fullmatch(evidence.source) or FILE.fullmatch(evidence.source) or DOCUMENT.fullmatch(evidence.source)
+    assert any(form.fullmatch(evidence.source) for form in (ADDRESS, FILE, DOCUMENT)), (
+        f"source {evidence.source!r}: expected https://..., owner/repository path, or a document's title")
     assert evidence.date is None or DATE.fullmatch(evidence.date)
     assert not isinstance(evidence, Measured) or (evidence.chip and evidence.os)
     assert not OURS.search(evidence.says)

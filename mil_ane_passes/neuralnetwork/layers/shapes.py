@@ -147,7 +147,7 @@ def _get_squeeze_masks(params: Any) -> dict[str, list[bool]]:
 
 @register_layer("sliceDynamic")
 def convert_slice_dynamic(params: Any, context: LayerContext) -> Var:
-    """Convert a slice with computed ends; what is no input is in the layer."""
+    """Convert a slice with computed ends; parameters that are not inputs are read from the layer."""
     inputs = context.inputs()
     rank = inputs[0].rank
     whole = [read_indices(each, context) for each in inputs[1:]]
@@ -192,6 +192,7 @@ def convert_slice_by_size(params: Any, context: LayerContext) -> Var:
 
 @register_layer("slidingWindows")
 def convert_sliding_windows(params: Any, context: LayerContext) -> Var:
+    """Convert sliding windows along an axis."""
     return mb.sliding_windows(x=context.x, axis=int(params.axis), size=int(params.windowSize),
                               stride=int(params.step) or 1)
 
