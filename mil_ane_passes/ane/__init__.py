@@ -1,14 +1,15 @@
-"""Prediction of where each op of a program runs, at what cost, and in which segments.
+"""Prediction of where each op of a program runs, at what cost, and in which partition.
 
 No Mac is needed, and nothing is run. Every rule is matched against every op to find the ops that are unsupported on the
 ANE of the target. The time of each op on the ANE and on the CPU is estimated as Core ML's segmenter does, and the
-cheapest partition is found as it does: entering an ANE segment, each transition and each output on the ANE cost 0.125
+cheapest partition is found as it does: entering an ANE partition, each transition and each output on the ANE cost 0.125
 ms.
 
 Everything is *predicted*. The cost laws, the limits and the tie rule were fitted to half of the published results of
 Core ML on one M4 (macOS 27.0.1). Agreement with that half does not show the accuracy on other data. The other half was
 never read. Costs are estimates of Core ML, not latencies; those of op types without a published estimate are marked as
-guesses. One network is excluded because its published row lacks devices.
+guesses. One network is excluded because its
+published row lacks the devices of half of its ops.
 
 Other chips differ, and sources contradict one another (conv kernels of 13 or 15, tiles, broadcasts, dilated
 convolutions, old pools): each rule's page states who measured what on which chip. The target is a chip from a12 to m6,

@@ -73,5 +73,5 @@ def _attach_fix(
     if elsewhere and not reasons:
         return replace(item, fixed_by=elsewhere[0]), merged
     if fixes:
-        return replace(item, not_fixed_because=(reasons or [f"{', '.join(fixes)}: does not match here"])[0]), merged
+        return replace(item, not_fixed_because=(reasons or [f"{', '.join(fixes)}: no match"])[0]), merged
     return item, merged

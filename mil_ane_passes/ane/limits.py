@@ -10,19 +10,19 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ..passes.evidence import (
-    PRIVATE_ROUTE,
+    WITHOUT_CORE_ML,
     Community,
     Evidence,
+    cite_ane_compiler_quirk,
     cite_apple_authoring_rules,
     cite_m4_study,
-    cite_private_quirk,
 )
 from ..passes.targets import Generation, format_generations, get_generations_between
 
 __all__ = ["LIMITS", "MAX_POOL_SIDE", "Bound", "ExceededLimit", "collect_evidence", "find_exceeded_limit", "find_limit"]
 
 MAX_POOL_SIDE = 31
-"The longest side of any pool's window, by a private route; M1 29."
+"The longest side of any pool's window, when the compiler of the ANE is called without Core ML; M1 29."
 
 _STUDY = "751K/Apple-Neural-Engine-Microarchitecture-Study-M6"
 _TARGETS = "sbryngelson/ANEForge aneforge/_targets.py"
@@ -32,8 +32,8 @@ def _cite_m6_study(says: str) -> Evidence:
     return Community(says, chip="M6", date="2026", source=f"{_STUDY} notes/defects.md")
 
 
-def _cite_private_targets(says: str, chip: str) -> Evidence:
-    return Community(f"{says} {PRIVATE_ROUTE}", chip=chip, date="2026", source=_TARGETS)
+def _cite_ane_compiler_targets(says: str, chip: str) -> Evidence:
+    return Community(f"{says} {WITHOUT_CORE_ML}", chip=chip, date="2026", source=_TARGETS)
 
 
 def _cite_coreml_log(says: str, number: int = 2) -> Evidence:
@@ -65,12 +65,12 @@ class ExceededLimit:
     words: str
 
 
-_WIDTH_13 = _cite_private_targets(
+_WIDTH_13 = _cite_ane_compiler_targets(
     "conv kernels up to 13 wide compile, 14 does not; M2 and M3 are assumed to be equal", "M1"
 )
 _WIDTH_15 = cite_m4_study("conv kernels of 1x15 and 15x15 are accepted; 1x16 and wider, and 17x17, are unsupported")
 _HEIGHT_31 = cite_m4_study("kernels of 28x1 and 31x1 are accepted, 32x1 and 64x1 are rejected")
-_DIM_16384 = _cite_private_targets(
+_DIM_16384 = _cite_ane_compiler_targets(
     "width, height and the inner dimension of matmuls are limited to 16384, channels to 65536", "M1 and M2"
 )
 _DEVICE_NOT_STATED = "the device is not stated; the newest chip at that time was A13"
@@ -96,7 +96,7 @@ _M2_WIDTH = Community("Tensor width goes beyond limit supported (16414/16390 > 1
 _AXIS_65536 = (
     Bound("m4", "m4", 65536, (_DIM_65536,)),
     Bound("a18", "a18", 65536, (_DIM_65536,), sure=False),
-    Bound("m5", "m5", 65536, (_cite_private_targets("an axis is limited to 65536", "M5"),)),
+    Bound("m5", "m5", 65536, (_cite_ane_compiler_targets("an axis is limited to 65536", "M5"),)),
     Bound("m6", "m6", 65536, (_SAME_M6,)),
 )
 
@@ -107,7 +107,7 @@ LIMITS: dict[str, tuple[Bound, ...]] = {
         Bound("a15", "m3", 13, (_WIDTH_13,), sure=False),
         Bound("m4", "m4", 15, (_WIDTH_15,)),
         Bound("a18", "a18", 15, (_WIDTH_15,), sure=False),
-        Bound("m5", "m5", 15, (_cite_private_targets("a kernel 16 wide fails to compile, 15 does not", "M5"),)),
+        Bound("m5", "m5", 15, (_cite_ane_compiler_targets("a kernel 16 wide fails to compile, 15 does not", "M5"),)),
         Bound(
             "m6",
             "m6",
@@ -179,7 +179,7 @@ LIMITS: dict[str, tuple[Bound, ...]] = {
             "m5",
             "m5",
             32768,
-            (_cite_private_targets("contradicts it: on M5 the inner dimension is limited to 65536", "M5"),),
+            (_cite_ane_compiler_targets("contradicts it: on M5 the inner dimension is limited to 65536", "M5"),),
             sure=False,
         ),
         Bound("m6", "m6", 32768, (_SAME_M6,)),
@@ -191,7 +191,7 @@ LIMITS: dict[str, tuple[Bound, ...]] = {
             5,
             (
                 cite_apple_authoring_rules("the ANE supports up to 5 dimensions"),
-                cite_private_quirk("rank 5 is the maximum"),
+                cite_ane_compiler_quirk("rank 5 is the maximum"),
             ),
         ),
     ),

@@ -4,7 +4,7 @@ A row names the generations on which ops of the type were seen to be supported a
 on all others they were not measured, and a type without a row or a rule was not measured at all. Rows are for the
 ordinary forms of an op (fp16, static shapes). Where dtypes, shapes or attributes decide, the row has a predicate, or a
 rule finds the unsupported forms (integers, computed indices and sizes, kernels, custom layers). Types on which two
-sources contradict each other (cumsum, argmax, argsort and others that a private route accepts and Core ML rejects)
+sources contradict each other (cumsum, argmax, argsort and others that the ANE's compiler accepts and Core ML rejects)
 count as supported only where Core ML was measured.
 """
 
@@ -19,15 +19,15 @@ from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
 from ..ir.query import get_const_value, is_compressed, is_const
 from ..passes.evidence import (
-    PRIVATE_ROUTE,
+    WITHOUT_CORE_ML,
     Community,
     Evidence,
     Measured,
     Vendor,
     cite_2020_layer_list,
+    cite_ane_compiler,
     cite_m1_gpt_notes,
     cite_m4_study,
-    cite_private_route,
     cite_surgery_tip,
     cite_xcode_notes,
 )
@@ -68,8 +68,8 @@ class Observation:
         return parse_target(self.chip)[0]
 
     @property
-    def private(self) -> bool:
-        return PRIVATE_ROUTE in self.evidence.says
+    def without_core_ml(self) -> bool:
+        return WITHOUT_CORE_ML in self.evidence.says
 
 
 @dataclass(frozen=True)
@@ -183,20 +183,20 @@ _M4_STATES = Observation("M4", Measured(
     "a model with a state 256 wide runs on the ANE", chip="M4", os="macOS 15.2", date="2025-12-19",
     source="https://github.com/apple/coremltools/issues/2631"))
 _M5_SWEEP = Observation("M5", Community(
-    f"compiles and runs {PRIVATE_ROUTE}", chip="M5", date="2026", source=f"{_FORGE}/capabilities.json"))
+    f"compiles and runs {WITHOUT_CORE_ML}", chip="M5", date="2026", source=f"{_FORGE}/capabilities.json"))
 _M5_PLAN = Observation("M5", Community(
     "supported by the ANE in a published compute plan", chip="M5 Max",
     source="https://github.com/0seba/VoxCPMANE/issues/15"))
-_M1_PROBE = Observation("M1", cite_private_route("native, by a probe", chip="M1"))
+_M1_PROBE = Observation("M1", cite_ane_compiler("native, by a probe", chip="M1"))
 _LARGEST_SIZES = Community(
-    f"compiles and runs up to its largest size {PRIVATE_ROUTE}", chip="M1 and M2 Pro", date="2026",
+    f"compiles and runs up to its largest size {WITHOUT_CORE_ML}", chip="M1 and M2 Pro", date="2026",
     source="sbryngelson/ANEForge aneforge/_targets.py")
 _M1_SIZES, _M2_SIZES = Observation("M1", _LARGEST_SIZES), Observation("M2", _LARGEST_SIZES)
 _A15_TRANSFORMER = Observation("A15", Vendor(
     "the code uses it in a transformer of which 602 of 606 ops run on the ANE, all but the embedding",
     chip="A15 (iPhone 13 Pro Max)", os="iOS 16.0", date="2022", source="apple/ml-ane-transformers README.md"))
 _M6_SIZES = Observation("M6", Community(
-    f"in the models for size limits, which compile for the M6 family as for M4 {PRIVATE_ROUTE}", chip="M6",
+    f"in the models for size limits, which compile for the M6 family as for M4 {WITHOUT_CORE_ML}", chip="M6",
     date="2026", source=f"{_STUDY} notes/coreml_dispatch.md"))
 
 _STATE_WIDTHS = Measured(
@@ -217,7 +217,7 @@ _ELEMENTARY_FUNCTIONS = Problem(
         cite_m4_study(
             "asin, acos, tan, sinh, cosh and atanh are unsupported; atan, sin, cos, exp and log are accepted"
         ),
-        cite_private_route("asin, acos, tan, sinh, cosh and atanh have no equivalent on any generation"),
+        cite_ane_compiler("asin, acos, tan, sinh, cosh and atanh have no equivalent on any generation"),
     ),
 )
 _MODULO = Problem(
@@ -225,7 +225,7 @@ _MODULO = Problem(
     "Use x - y * floor(x / y): same algebra; off by y if x / y rounds up to an integer.",
     (
         cite_m4_study("mod is unsupported; floor_div, floor, mul and sub are accepted"),
-        cite_private_route("mod has no equivalent on any generation"),
+        cite_ane_compiler("mod has no equivalent on any generation"),
     ),
 )
 _PRODUCT = Problem(
@@ -233,7 +233,7 @@ _PRODUCT = Problem(
     "Multiply slices for few elements (different rounding); for many positive x use exp(reduce_sum(log(x))).",
     (
         cite_m4_study("reduce_prod is unsupported; the other reductions to floats are accepted"),
-        cite_private_route("reduce_prod has no equivalent on any generation"),
+        cite_ane_compiler("reduce_prod has no equivalent on any generation"),
     ),
 )
 _CUMSUM = Problem(
@@ -244,7 +244,7 @@ _CUMSUM = Problem(
         cite_xcode_notes(
             "cumsum falls back to the CPU for static and flexible shapes, together with simple ops after it"
         ),
-        cite_private_route("MIL's cumsum is not implemented; the ANE computes one by a different route"),
+        cite_ane_compiler("MIL's cumsum is not implemented; the ANE computes one by a different route"),
     ),
 )
 _FILLS = Problem(
@@ -253,7 +253,7 @@ _FILLS = Problem(
     (
         cite_xcode_notes("fill and fill_like run on the CPU only, with static shapes, too"),
         cite_m4_study("contradicts it: fill_like is accepted", rows=True),
-        cite_private_route("contradicts it: fill and fill_like become constants on every generation"),
+        cite_ane_compiler("contradicts it: fill and fill_like become constants on every generation"),
     ),
 )
 _RANGE_1D = Problem(
@@ -262,7 +262,7 @@ _RANGE_1D = Problem(
     (
         cite_m4_study("range_1d is unsupported, on the GPU, too"),
         cite_xcode_notes("range_1d runs on the CPU only"),
-        cite_private_route("range_1d is rejected on M1", chip="M1"),
+        cite_ane_compiler("range_1d is rejected on M1", chip="M1"),
     ),
 )
 _MASKS_AT_RUN_TIME = Problem(
@@ -270,7 +270,7 @@ _MASKS_AT_RUN_TIME = Problem(
     "Use a constant mask for band_part; for one_hot compare the index, as fp16, with a constant range.",
     (
         cite_m4_study("one_hot and band_part are unsupported; comparisons, select and mul are accepted"),
-        cite_private_route("one_hot and band_part have no equivalent on any generation"),
+        cite_ane_compiler("one_hot and band_part have no equivalent on any generation"),
         cite_m1_gpt_notes(
             "in parts of a Pythia model band_part, which computes the causal mask, cannot run on the ANE"
         ),
@@ -281,7 +281,7 @@ _RANDOM_NUMBERS = Problem(
     "Generate the numbers in the caller and pass them as an input.",
     (
         cite_m4_study("random_normal is unsupported"),
-        cite_private_route("random_normal, random_bernoulli and random_categorical have no equivalent on any "
+        cite_ane_compiler("random_normal, random_bernoulli and random_categorical have no equivalent on any "
                            "generation; random_uniform has one on M3, M4 and M5"),
     ),
 )
@@ -290,7 +290,7 @@ _SLIDING_WINDOWS = Problem(
     "Use a reshape if windows do not overlap, otherwise concat slices (the same bits).",
     (
         cite_m4_study("sliding_windows is unsupported, on the GPU, too"),
-        cite_private_route("sliding_windows has no equivalent on any generation"),
+        cite_ane_compiler("sliding_windows has no equivalent on any generation"),
     ),
 )
 _SCATTER = Problem(
@@ -302,7 +302,7 @@ _SCATTER = Problem(
             source=_COREMLTOOLS_TORCH_OPS,
         ),
         cite_m4_study("scatter and scatter_along_axis are unsupported"),
-        cite_private_route("scatter, scatter_nd and scatter_along_axis have no equivalent on any generation"),
+        cite_ane_compiler("scatter, scatter_nd and scatter_along_axis have no equivalent on any generation"),
         cite_m1_gpt_notes(
             "a scatter into a key and value cache is not supported; where with a mask as input runs on the ANE"
         ),
@@ -319,7 +319,7 @@ _CONTROL_FLOW = Problem(
     "or split it off (edit --split-at).",
     (
         cite_m1_gpt_notes("cond is not supported on the neural engine: the branch is supported on the CPU"),
-        cite_private_route("cond, while_loop and the list ops have no equivalent on any generation"),
+        cite_ane_compiler("cond, while_loop and the list ops have no equivalent on any generation"),
     ),
 )
 _CROP_RESIZE = Problem(
@@ -329,7 +329,7 @@ _CROP_RESIZE = Problem(
         cite_m4_study(
             "crop_resize is unsupported, on the GPU, too; resize, resample and affine are accepted"
         ),
-        cite_private_route("crop_resize is unsupported on M1; the hardware has it from M2 on"),
+        cite_ane_compiler("crop_resize is unsupported on M1; the hardware has it from M2 on"),
     ),
 )
 _RECURRENT = Problem(
@@ -342,15 +342,15 @@ _RECURRENT = Problem(
         Community("an LSTM runs on BNNS, while the layers after it run on the ANE",
                   source="https://github.com/apple/coremltools/issues/337", chip="A12", date="2019-03"),
         cite_2020_layer_list("RNN layers, LSTM and GRU among them, do not run on the ANE"),
-        cite_private_route("lstm, gru and rnn have no equivalent on any generation"),
+        cite_ane_compiler("lstm, gru and rnn have no equivalent on any generation"),
     ),
 )
 _TEXTURE_OPS = Problem(
     "ANE231",
     "Build a reflecting pad from slices, reverse and concat (the same bits); sample in the caller.",
     (
-        cite_private_route("affine and resample need the texture engine, from M2 on; M1 rejects them", "M1"),
-        cite_private_route("symmetric and reflecting pads are done in software on M1, natively later", "M1"),
+        cite_ane_compiler("affine and resample need the texture engine, from M2 on; M1 rejects them", "M1"),
+        cite_ane_compiler("symmetric and reflecting pads are done in software on M1, natively later", "M1"),
         cite_m4_study("affine, resample, reflecting and replicating pads are accepted"),
     ),
 )
@@ -358,15 +358,15 @@ _LOGICAL_OPS = Problem(
     "ANE237",
     "Use fp16 masks of 0 and 1 with mul (and), maximum (or), abs of sub (xor): the same bits.",
     (
-        cite_m4_study("logical_and is accepted, contradicts the private route"),
-        cite_private_route("logical_and, logical_or and logical_xor are unsupported on all generations"),
+        cite_m4_study("logical_and is accepted, contradicts what the ANE's compiler answers without Core ML"),
+        cite_ane_compiler("logical_and, logical_or and logical_xor are unsupported on all generations"),
     ),
 )
 _SIN_COS = Problem(
     "ANE238",
     "Store the values if the angles are constant (the same bits); otherwise use a polynomial within one turn.",
     (
-        cite_private_route("sin and cos are native from M3 on; M1 and M2 reject them, measured", "M1 and M2"),
+        cite_ane_compiler("sin and cos are native from M3 on; M1 and M2 reject them, measured", "M1 and M2"),
         cite_surgery_tip(
             "a model with a single sin or cos layer does not run on the ANE; an encoder with sinusoids does"
         ),
@@ -407,15 +407,15 @@ def _make_recurrent_row(op: str, message: str | None = None) -> OpSupport:
 def _make_texture_row(op: str, *supported: Observation) -> OpSupport:
     """Make the row of an op that needs the texture engine."""
     return OpSupport(op, supported, _TEXTURE_OPS, unsupported=(Gate(first="m1", last="m1"),),
-                     note="{op} needs a hardware unit that {where} do not have (a private "
-                          "route)", disputed=(Gate(last="a13"),),
+                     note="{op} needs a hardware unit that {where} do not have (not "
+                          "measured through Core ML)", disputed=(Gate(last="a13"),),
                      disputed_note="{op} needs a hardware unit that M1 does not have; older chips were not measured")
 
 
 def _make_angle_row(op: str, *supported: Observation) -> OpSupport:
     """Make the row of sin or cos."""
     return OpSupport(op, supported, _SIN_COS, unsupported=(Gate(first="m1", last="m2"),), excludes=_exclude_integers,
-                     note="{op} is unsupported on {where} (a private route); M4 accepts it",
+                     note="{op} is unsupported on {where} (not measured through Core ML); M4 accepts it",
                      disputed=(Gate(last="a13"),),
                      disputed_note="{op} is unsupported on M1 and M2, not measured on {where}")
 
@@ -423,7 +423,8 @@ def _make_angle_row(op: str, *supported: Observation) -> OpSupport:
 def _make_logical_row(op: str) -> OpSupport:
     """Make the row of a logical op that was not measured through Core ML."""
     return OpSupport(op, problem=_LOGICAL_OPS, disputed=(ALL_TARGETS,),
-                     disputed_note="{op} was not measured through Core ML; a private route rejects it")
+                     disputed_note="{op} was not measured through Core ML; without Core ML, the ANE's compiler "
+                                   "rejects it")
 
 
 _ROWS = (
@@ -478,9 +479,10 @@ _ROWS = (
     _make_texture_row("affine", _M4_CASES, _M5_SWEEP),
     _make_texture_row("resample", _M4_CASES),
     OpSupport("pad", (_M4_TABLES, _M5_SWEEP), _TEXTURE_OPS, excludes=_exclude_other_pads, disputed=(Gate(last="m1"),),
-              disputed_note="a reflecting pad: native from M2 on only, on a private route"),
+              disputed_note="a reflecting pad: native from M2 on only, not measured through Core ML"),
     OpSupport("logical_and", (_M4_NOTES,), _LOGICAL_OPS, disputed=(BEFORE_M4, Gate(first="a18")),
-              disputed_note="{op} is accepted on M4, and not measured on {where}; a private route rejects it"),
+              disputed_note="{op} is accepted on M4, and not measured on {where}; without Core ML, the ANE's compiler "
+                            "rejects it"),
     _make_logical_row("logical_or"),
     _make_logical_row("logical_xor"),
     _make_angle_row("sin", _M4_NOTES, _M5_SWEEP),

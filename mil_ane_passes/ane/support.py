@@ -81,9 +81,9 @@ def _determine_op_type_support(kind: str, generations: tuple[Generation, ...]) -
     silent = [generation for generation in generations if generation not in seen]
     if not silent:
         asked = [seen[generation] for generation in generations]
-        if not any(one.private for one in asked):
+        if not any(one.without_core_ml for one in asked):
             return Support("yes", True, f"{kind}: {_format_observations(asked)}")
-        unasked = format_generations([generation for generation in generations if seen[generation].private])
+        unasked = format_generations([generation for generation in generations if seen[generation].without_core_ml])
         beside = f"not measured through Core ML on {unasked} (predicted: supported)"
         return Support("unknown", True, f"{kind}: {_format_observations(asked)}; {beside}")
     unmeasured = f"not measured on {format_generations(silent)}"
@@ -95,8 +95,8 @@ def _determine_op_type_support(kind: str, generations: tuple[Generation, ...]) -
 
 
 def _format_observations(seen: Sequence[Observation]) -> str:
-    """Format where an op type was observed; observations by a private route are named as such."""
-    through = join_names(one.chip for one in seen if not one.private)
-    beside = join_names(one.chip for one in seen if one.private)
-    parts = [f"on {through}"] * bool(through) + [f"on a private route on {beside}"] * bool(beside)
+    """Format where an op type was observed; observations without Core ML are named as such."""
+    through = join_names(one.chip for one in seen if not one.without_core_ml)
+    beside = join_names(one.chip for one in seen if one.without_core_ml)
+    parts = [f"on {through}"] * bool(through) + [f"without Core ML on {beside}"] * bool(beside)
     return f"seen {' and '.join(parts)}"

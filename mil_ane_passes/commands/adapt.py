@@ -85,7 +85,7 @@ class AdaptOptions:
     verify: bool = field(default=True, metadata=flag())
     "compare results, and generated tokens, with those of the source (default); if they differ, nothing is written"
     overwrite: bool = field(default=False, metadata=flag())
-    "replace OUT_DIR if it holds what an earlier run wrote, and nothing else"
+    "replace OUT_DIR if all files in it were written by an earlier run"
     progress: Progress = ignore_progress
 
 

@@ -210,8 +210,8 @@ def _check_parts(options: AdaptOptions) -> None:
     given = [(name, value) for name, value in (("parts", options.parts), ("max_part_size", options.max_part_size))
              if value is not None]
     if len(given) > 1:
-        raise InputError(f"{' and '.join(format_option_values(*each) for each in given)}: each says how many parts to "
-                         "make; expected one of them")
+        raise InputError(f"{' and '.join(format_option_values(*each) for each in given)}: each sets the number of "
+                         "parts; expected one of them")
     if given and options.cache == "state":
         raise InputError(f"{format_option_values(*given[0])}: one state has the cache of all layers and must be in one "
                          f"part; expected {format_option_values('cache', 'io')}")

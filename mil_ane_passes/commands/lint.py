@@ -85,8 +85,8 @@ class LintOptions:
     after: Any = field(default=None, metadata=flag(metavar="B.mlpackage", batch=False, check=check_model_path))
     "a second package to compare with IN"
     sizes: bool = field(default=False, metadata=flag(batch=False))
-    """list the weights by format, the largest, duplicates and the memory of values; estimate what compressed weights
-    would gain on the chip, and list formats with published failures"""
+    """list the weights by format, the largest weights, duplicates, and the memory that values need; estimate the
+    latency gain of compressed weights on the chip, and list formats with published failures"""
 
 
 @dataclass(frozen=True)
@@ -186,13 +186,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _reject_options_without_place(arguments: argparse.Namespace) -> None:
-    """Raise InputError for options whose results the chosen output would leave out."""
+    """Raise InputError for options whose results the chosen output cannot show."""
     if arguments.statistics and arguments.sizes:
-        raise InputError("--statistics counts findings and has no place for --sizes; remove one of them")
+        raise InputError("--statistics does not support --sizes; remove one of them")
     for name, value in (("sizes", arguments.sizes), ("after", arguments.after)):
         if value and arguments.format in ("sarif", *LINE_FORMATS):
             raise InputError(
-                f"--format {arguments.format} lists findings and has no place for --{name}; remove one of them")
+                f"--format {arguments.format} does not support --{name}; remove one of them")
 
 
 def _reject_options_of_one_package(arguments: argparse.Namespace) -> None:
@@ -319,9 +319,9 @@ def lint(options: LintOptions) -> LintReport:
     to the ANE. `per_op_ignores` maps patterns of names of values (`encoder_*`, `main/x`) to rules that are ignored
     there: such findings are counted in the report's `ignored`. `options` sets options of rules, by name. `after` is a
     second source that is checked in the same way, `baseline` the JSON of an earlier report. `measured` is Core ML's
-    result on a Mac (the result.json of `measure.py`, a dumped compute plan, or its data). It overrides the prediction
-    where the two differ if its chip is the target, and it is reported beside the predicted backends and costs. With
-    `sizes` the report has advice on compressed weights.
+    result on a Mac (the result.json of `measure.py`, a dumped compute plan, or its data). If its chip
+    is the target, it overrides the prediction where the two differ. It is reported beside the predicted backends and
+    costs. With `sizes` the report has advice on compressed weights.
 
     Raises InputError for input that cannot be read and for unknown names.
     """

@@ -51,7 +51,7 @@ class MacScriptOptions:
     """The options of `write_mac_script`."""
 
     src: Any = field(metadata=argument("IN", check=check_model_path))
-    "the .mlpackage to measure"
+    "the .mlpackage or .mlmodel to measure"
     folder: str | PathLike[str]
     _: KW_ONLY
     after: Any = field(default=None, metadata=argument("AFTER", check=check_model_path, nargs="?"))

@@ -39,9 +39,10 @@ def pipeline(
     """Build a new pipeline: coremltools' `base` (default: `ct.PassPipeline.DEFAULT`) followed by our passes.
 
     Ours come last, so that no pass of coremltools folds them back (`fuse_conv_bias` would). `base` is never changed.
-    Our passes in `base` are replaced, not duplicated. Names, options, preset and target are checked here, and a wrong
-    one raises InputError with the nearest right one. Passes that need value ranges run the program on `feeds` (a
-    mapping from input name to array, or several) and within `ranges` (input name to (low, high)); that needs torch.
+    Our passes in `base` are replaced, not duplicated. Names, options, preset and target are checked here, and an
+    invalid one raises an InputError that suggests the nearest valid one. Passes that need value ranges run the program
+    on `feeds` (a mapping from input name to array, or several) and within `ranges` (input name to (low, high)); that
+    needs torch.
 
     `max_growth`: rewrites that a preset includes for placement and speed are reverted if the predicted cost, or
     the estimated latency on a chip of the target, grows by more than this share, or if more ops than before are

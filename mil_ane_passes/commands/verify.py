@@ -233,7 +233,7 @@ def verify(options: VerifyOptions) -> VerifyReport:
     gets the model's inputs by position, or by name if it has parameters of those names. Its outputs pass within
     `tolerance` times the largest value (default 1e-4 for a model entirely in fp32, else 2e-2); integers have to be
     equal. Elements that move farther when the callable's inputs and weights move by their rounding, such as the class
-    of a pixel with two scores that fp16 cannot distinguish, are left out, which a note says.
+    of a pixel with two scores that fp16 cannot distinguish, are left out, and a note states this.
 
     `report` is the path of a JSON file to write, with which others can repeat the check of two files by `replay`; the
     report's `repeated` and `departed` then describe what was the same, and what was not. With `replay`, models that are

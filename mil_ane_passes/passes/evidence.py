@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 __all__ = [
-    "PRIVATE_ROUTE",
+    "WITHOUT_CORE_ML",
     "Community",
     "Evidence",
     "Measured",
@@ -16,15 +16,15 @@ __all__ = [
     "cite_apple_authoring_rules",
     "cite_m1_gpt_notes",
     "cite_m4_study",
-    "cite_private_quirk",
-    "cite_private_route",
+    "cite_ane_compiler_quirk",
+    "cite_ane_compiler",
     "cite_surgery_tip",
     "cite_xcode_notes",
     "format_evidence",
 ]
 
-PRIVATE_ROUTE = "(private route)"
-"""Marks evidence obtained without Core ML, whose own answer may differ."""
+WITHOUT_CORE_ML = "(not through Core ML)"
+"""Marks evidence from the ANE's compiler or runtime called without Core ML, which may decide otherwise."""
 _DISPATCH_NOTES = "751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/coreml_dispatch.md"
 _DISPATCH_TABLES = "751K/Apple-Neural-Engine-Microarchitecture-Study-M6 data/03_compile/opdispatch"
 
@@ -86,15 +86,16 @@ def cite_m1_gpt_notes(says: str) -> Community:
                      date="2023")
 
 
-def cite_private_route(says: str, chip: str = "M1 to M5") -> Community:
+def cite_ane_compiler(says: str, chip: str = "M1 to M5") -> Community:
     """Cite answers of the ANE compiler, obtained without Core ML."""
-    return Community(f"{says} {PRIVATE_ROUTE}", source="sbryngelson/ANEForge docs/op-catalog.md", chip=chip,
+    return Community(f"{says} {WITHOUT_CORE_ML}", source="sbryngelson/ANEForge docs/op-catalog.md", chip=chip,
                      date="2026")
 
 
-def cite_private_quirk(says: str) -> Community:
-    """Cite user notes on single ops on the private route; the source does not state the chips."""
-    return Community(f"{says} {PRIVATE_ROUTE}", source="sbryngelson/ANEForge docs/developer/op-quirks.md", date="2026")
+def cite_ane_compiler_quirk(says: str) -> Community:
+    """Cite user notes on single ops, obtained without Core ML; the source does not state the chips."""
+    return Community(f"{says} {WITHOUT_CORE_ML}", source="sbryngelson/ANEForge docs/developer/op-quirks.md",
+                     date="2026")
 
 
 def cite_apple_authoring_rules(says: str) -> Vendor:

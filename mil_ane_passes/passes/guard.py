@@ -15,9 +15,9 @@ is also 20 %, or 2 % if the segmenter's cost increases as well. If ops move to t
 rewrite, the limit is 2 %.
 
 In addition to these shares, each rewrite may add 0.5 us to the latency and to the segmenter's cost: less than half a
-percent of the fixed cost of a call on the ANE. The allowances of several rewrites add up, and so do the ops that they
-may add: those of two are 2.9 % of a model of 35 us. Their sum is not limited, because a second run, which starts from
-the result of the first one, would then apply rewrites that the first one reverted.
+percent of the fixed cost of a call on the ANE. The allowances of several rewrites add up (two rewrites may add
+2.9 % to a model of 35 us), and so do the ops that they may add. The sum is not limited, because a second run, which
+starts from the result of the first one, would then apply rewrites that the first one reverted.
 
 A firm latency gain outweighs an increase of the segmenter's cost, which is not a latency: it does not count weights
 that are streamed twice. A gain is firm if it is more than 5 % on every chip of the target, counting only ops that

@@ -170,10 +170,10 @@ def pipeline(
 
     Ours come last, so that no pass of coremltools folds them back (`fuse_conv_bias` would). `base` is never changed.
     Where coremltools' own pass changes results or fails, the corrected one of `corrected_passes` runs under its name.
-    Our passes in `base` are replaced, not duplicated. Names, options, preset and target are checked here, and a wrong
-    one raises InputError with the nearest right one. `measure`, `draw`, `guard` and `strict` as for `apply_rewrites`;
-    a guard reverts only changes of our passes between `ane::guard_begin` and `ane::guard_end`. A pass that fails
-    leaves the program unchanged and logs a warning, unless `strict`.
+    Our passes in `base` are replaced, not duplicated. Names, options, preset and target are checked here, and an
+    invalid one raises an InputError that suggests the nearest valid one. `measure`, `draw`, `guard` and `strict` as for
+    `apply_rewrites`; a guard reverts only changes of our passes between `ane::guard_begin` and `ane::guard_end`. A pass
+    that fails leaves the program unchanged and logs a warning, unless `strict`.
     """
     _check_base_pipeline(base)
     parse_target(target)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FixForecast", "NextStep", "Outlook", "find_next_step", "iterate_step_lines"]
 
-_AT_ANY_COST = "Wrong numbers are fixed at any cost."
+_WITHOUT_GAIN = "Fixes of wrong numbers are recommended even if they are not predicted to be faster."
 _MIN_GAIN = 0.01
 "The share of the estimated run time that counts as a gain: the guard lets it grow by as much."
 _MAX_TRIED_OPS = 3000
@@ -114,7 +114,7 @@ def find_next_step(report: LintReport) -> NextStep | None:
     """Find the step that helps most; None if no finding fails, or with a baseline none that is new.
 
     A language model with unsupported ops is adapted. Else the passes that fix findings are forecast: all, those of them
-    that gain alone, or those that fix wrong numbers, which are right at any cost. If none gains, a package is cut where
+    that gain alone, or those that fix wrong numbers, whatever their cost. If none gains, a package is cut where
     a finding says so, or the advice of the worst finding is repeated.
     """
     listed = report.findings if report.baseline is None else report.baseline.new
@@ -157,7 +157,7 @@ def _suggest_rewrite(
                         note=f"no prediction: {found}")
     needed = [fix["pass"] for fix in collect_fixes(item for item in failing if item.severity is Severity.WRONG)]
     if found.is_gain or set(passes) == set(needed):
-        words = "" if found.is_gain else _AT_ANY_COST
+        words = "" if found.is_gain else _WITHOUT_GAIN
         return NextStep(format_rewrite_command(report, passes), _describe_passes(passes, words), found)
     chosen = _choose_gaining(tried, passes, needed)
     if chosen and tried.gains(chosen):
@@ -169,7 +169,7 @@ def _suggest_rewrite(
                         f"that fix findings are not predicted to gain alone: {_list_passes(passes)}.", whole)
     if chosen:
         return NextStep(format_rewrite_command(report, chosen), _describe_passes(
-            chosen, f"{_AT_ANY_COST} The other fixes are not predicted to gain."), tried.known.get(tuple(chosen)))
+            chosen, f"{_WITHOUT_GAIN} The other fixes are not predicted to gain."), tried.known.get(tuple(chosen)))
     why = found.fault or ("the estimated latency grows" if _is_placed_better(found) else "no op moves to the ANE")
     return NextStep("", f"No known fix is predicted to gain. Tried: {_list_passes(passes)}.", found, why)
 

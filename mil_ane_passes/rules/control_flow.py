@@ -11,7 +11,7 @@ from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry
 from ..ane.op_support import OpSupport, find_dynamic_inputs
 from ..ir.query import get_contradiction, get_flat_inputs, is_const, is_opaque, is_used, plain_type
 from ..passes.contract import BlockRule, Example, Hit, Miss, Rule
-from ..passes.evidence import Vendor, cite_2020_layer_list, cite_m4_study, cite_private_route, cite_surgery_tip
+from ..passes.evidence import Vendor, cite_2020_layer_list, cite_ane_compiler, cite_m4_study, cite_surgery_tip
 from ..passes.examples import build_program, make_example
 from ..passes.severity import Severity
 from ..utils.text_format import format_count
@@ -181,7 +181,7 @@ class DataDependentShape(Rule):
               "the model there (edit --split-at).")
     evidence = (
         cite_m4_study("non_zero is unsupported, on the GPU, too"),
-        cite_private_route(
+        cite_ane_compiler(
             "non_zero has no equivalent on any generation, because its shape depends on data; shapes are static"
         ),
         cite_surgery_tip("layers whose shapes are dynamic do not run on the ANE"),

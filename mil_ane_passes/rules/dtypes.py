@@ -23,7 +23,7 @@ from ..ir.query import (
     iterate_nested_ops,
 )
 from ..passes.contract import BlockRule, Example, Hit, Miss, Severity, Vendor
-from ..passes.evidence import cite_m4_study, cite_private_quirk, cite_private_route, cite_surgery_tip
+from ..passes.evidence import cite_ane_compiler, cite_ane_compiler_quirk, cite_m4_study, cite_surgery_tip
 from ..passes.examples import build_program, make_example, make_weight
 from ..utils.text_format import format_count
 from ._transitive_readers import find_transitive_readers, is_integer_or_bool
@@ -82,9 +82,9 @@ class Int32Ops(BlockRule):
                       "uint16 indices of topk, squeeze of int16, gather_nd by int16", rows=True),
         Vendor("with int32 token ids 4 of 606 ops run on the CPU, those of the embedding lookup",
                source="apple/ml-ane-transformers README.md", date="2022-06"),
-        cite_private_route("a cast to int32 is rejected on M1; those between fp16, fp32 and bool are "
+        cite_ane_compiler("a cast to int32 is rejected on M1; those between fp16, fp32 and bool are "
                            "supported", chip="M1"),
-        cite_private_quirk("fp32, int32 and bf16 are not implemented"),
+        cite_ane_compiler_quirk("fp32, int32 and bf16 are not implemented"),
     )
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
@@ -275,7 +275,7 @@ class Fp32ComputeLeft(BlockRule):
         Vendor("with fp32 precision, ops run on the GPU or the CPU; the ANE computes in fp16",
                source="https://apple.github.io/coremltools/docs-guides/source/typed-execution.html"),
         cite_m4_study("fp32 model inputs get a cast to fp16, and the rest runs on the ANE"),
-        cite_private_quirk("fp32, int32 and bf16 are not implemented"),
+        cite_ane_compiler_quirk("fp32, int32 and bf16 are not implemented"),
     )
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:

@@ -14,7 +14,7 @@ from ..ane.partitions import iterate_rows_by_function
 from ..ir.integer_bounds import can_hold_integers, find_integer_bounds
 from ..ir.query import get_consumers, is_compressed, is_const, is_symbolic, is_used
 from ..passes.contract import Community, Example, Hit, Miss, PlanRule, Rule, Severity, Vendor
-from ..passes.evidence import cite_2020_layer_list, cite_m1_gpt_notes, cite_m4_study, cite_private_route
+from ..passes.evidence import cite_2020_layer_list, cite_ane_compiler, cite_m1_gpt_notes, cite_m4_study
 from ..passes.examples import build_program, make_example, make_weight
 from ..passes.plan import Plan
 from ._plan_rules import format_op_name
@@ -55,7 +55,7 @@ class ConstantGather(Rule):
         Vendor("contradicts it: scatter falls off the ANE, while gather resides there",
                source="https://github.com/apple/coremltools/blob/9.0/coremltools/converters/mil/frontend/torch/ops.py"),
         cite_m4_study("contradicts it: gather with constant indices is accepted", rows=True),
-        cite_private_route("contradicts it: gather is supported in a restricted form on M1, and by the hardware from "
+        cite_ane_compiler("contradicts it: gather is supported in a restricted form on M1, and by the hardware from "
                            "M2 on"),
     )
 
@@ -127,7 +127,7 @@ class RuntimeGather(Rule):
             os="macOS 27.0",
             date="2026-09-21",
         ),
-        cite_private_route(
+        cite_ane_compiler(
             "gather and gather_along_axis are supported in a restricted form on M1 and by the hardware from M2 on"
         ),
     )
@@ -214,7 +214,7 @@ class RuntimeSlice(Rule):
             "GPU, and lists no device for some ops",
             rows=True,
         ),
-        cite_private_route("only slices with constant bounds have an equivalent"),
+        cite_ane_compiler("only slices with constant bounds have an equivalent"),
         Vendor(
             "an assignment to a window may reside on the ANE",
             source="https://github.com/apple/coremltools/blob/9.0/coremltools/converters/mil/frontend/torch/ops.py",
@@ -312,7 +312,7 @@ class IndexResults(Rule):
             "than "
             "channels or space, and for non_maximum_suppression of more than 2048 boxes"
         ),
-        cite_private_route("argmax is supported on all generations, argsort and topk from M2 on, argmin from M3 on"),
+        cite_ane_compiler("argmax is supported on all generations, argsort and topk from M2 on, argmin from M3 on"),
     )
 
     def match(self, op: Operation) -> Hit | Miss:
@@ -406,7 +406,7 @@ class TopkArgmax(Rule):
             "topk is accepted (k = 40 of 32000); a model with one took 8.00 ms with the ANE allowed and 6.23 ms "
             "without: about 200 times the estimate"
         ),
-        cite_private_route("topk and argmin are unsupported on M1, argmax is supported", chip="M1"),
+        cite_ane_compiler("topk and argmin are unsupported on M1, argmax is supported", chip="M1"),
     )
 
     def match(self, op: Operation) -> Hit | Miss:

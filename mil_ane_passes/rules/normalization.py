@@ -36,7 +36,7 @@ class GroupNormRank5(Rule):
                source="apple/coreai-models primitives, mask_decoder.py", date="2026"),
         Vendor("contradicts it: the UNet has torch's GroupNorm and is meant for the ANE", date="2022",
                source="apple/ml-stable-diffusion python_coreml_stable_diffusion/unet.py"),
-        Community("group norm is lowered at rank 4, [1, G, C / G, H * W] (private route)", date="2026",
+        Community("group norm is lowered at rank 4, [1, G, C / G, H * W] (not through Core ML)", date="2026",
                   source="sbryngelson/ANEForge docs/developer/capabilities-and-targets.md"),
     )
 

@@ -11,7 +11,7 @@ from coremltools.converters.mil.mil import Builder, Operation, Program, Var, typ
 from ..ir.bounds import bound_magnitude, get_measured_range
 from ..ir.query import get_const_value, get_consumers, is_const
 from ..passes.contract import FP32_UNSUPPORTED_REASON, Community, Example, Hit, Miss, Rule, Severity
-from ..passes.evidence import cite_m4_study, cite_private_route, cite_surgery_tip
+from ..passes.evidence import cite_ane_compiler, cite_m4_study, cite_surgery_tip
 from ..passes.examples import build_program, make_example, make_weight
 
 _MIN_MISROUNDED = 1024.0
@@ -47,7 +47,7 @@ class LargeAngle(Rule):
             date="2026-10-05",
         ),
         cite_m4_study("sin and cos are accepted"),
-        cite_private_route(
+        cite_ane_compiler(
             "sin and cos are native from the M3 generation on and rejected on M1 and M2, where a polynomial replaces "
             "them"
         ),
@@ -131,11 +131,11 @@ class LargeRound(Rule):
     evidence = (
         Community(
             "round(1024) gives 1025, round(1025) 1026, round(-2047) -2048: a half is added where fp16 has none; "
-            "select(|x| < 1024, round(x), x) fixes it; ties go away from zero (private route, not Core ML)",
+            "select(|x| < 1024, round(x), x) fixes it; ties go away from zero (not through Core ML)",
             source="https://github.com/sbryngelson/ANEForge/pull/116",
             date="2026-07-23",
         ),
-        cite_private_route(
+        cite_ane_compiler(
             "round is native on all chips, M1 probed; no limit is stated: contradicts the report on 1024", chip="M1"
         ),
     )

@@ -11,7 +11,7 @@ from ..ane.partitions import CpuPartition, StrandedOps, find_cpu_partitions, fin
 from ..ane.segments import find_cheapest_partition
 from ..ir.query import get_flat_inputs
 from ..passes.contract import BlockRule, Community, Example, Hit, Miss, PlanRule, Severity
-from ..passes.evidence import cite_2020_layer_list, cite_private_quirk
+from ..passes.evidence import cite_2020_layer_list, cite_ane_compiler_quirk
 from ..passes.examples import make_example
 from ..passes.plan import ENTER_ANE_MS, TRANSITION_MS, Plan, Row
 from ..utils.text_format import format_count, format_duration
@@ -294,8 +294,8 @@ def _format_stretches_note(stretches: list[StrandedOps]) -> str:
 class PassthroughOutput(BlockRule):
     """An output is returned directly from an input, without an op.
 
-    why     Such a program crashed on a private route. Whether Core ML is affected is unknown: coremltools inserts an
-            `identity` when it converts, other tools may not.
+    why     Such a program crashed when it was run on the ANE without Core ML. Whether Core ML is affected is unknown:
+            coremltools inserts an `identity` when it converts, other tools may not.
     when    A function that returns one of its inputs.
     fix     Remove the output, because the caller has the value; or multiply by one, as the source did. An `identity` is
             equivalent, but was not tried there.
@@ -305,7 +305,7 @@ class PassthroughOutput(BlockRule):
     severity, confidence = Severity.SUGGESTION, "low"
     advice = "Remove the output, because the caller has the value, or multiply it by one."
     evidence = (
-        cite_private_quirk("an output that is an input crashes in Espresso; a multiplication by one fixes it"),
+        cite_ane_compiler_quirk("an output that is an input crashes in Espresso; a multiplication by one fixes it"),
     )
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:

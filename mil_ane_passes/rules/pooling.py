@@ -9,7 +9,7 @@ from coremltools.converters.mil.mil import Builder, Operation, Program
 from ..ane.limits import MAX_POOL_SIDE, collect_evidence, find_exceeded_limit
 from ..ir.query import get_const_value
 from ..passes.contract import Community, Example, Hit, Miss, Rule
-from ..passes.evidence import cite_2020_layer_list, cite_apple_authoring_rules, cite_m4_study, cite_private_route
+from ..passes.evidence import cite_2020_layer_list, cite_ane_compiler, cite_apple_authoring_rules, cite_m4_study
 from ..passes.examples import build_program
 from ..passes.targets import Gate, format_generations
 from ._sizes import read_kernel_size, select_generations
@@ -20,9 +20,10 @@ class MaxPoolKernel(Rule):
 
     why     Core ML's message for a max_pool on an M4: its width "must be [1-8] or 32". Windows 9 and 15 wide are
             unsupported; one 9 tall and 1 wide is supported. All measured windows of avg_pool are supported, up to
-            14x14. On a private route no pool supports a window longer than 31 (29 on M1).
+            14x14. Without Core ML, the ANE's compiler rejects windows longer than 31 (29 on M1) of every pool.
     when    max_pool with a window wider than 8; any pool with a side over 31. Reported as unknown: a max_pool 32 wide,
-            which the message allows, 1-D and 3-D max pools, and limits of the private route only.
+            which the message allows, 1-D and 3-D max pools, and limits that were not measured
+            through Core ML.
     fix     max_pool: ane::chain_max_pool splits it into a chain of k1 and k2 with k1 + k2 - 1 = K, the first with
             stride 1 and the second with the original stride (the same values). avg_pool: ane::chain_avg_pool replaces
             it by a reduce_mean, or by the mean of smaller ones.
@@ -35,7 +36,7 @@ class MaxPoolKernel(Rule):
     evidence = (
         *collect_evidence("max-pool-width"),
         cite_m4_study("avg_pool is accepted to 14x14, the largest tried; l2_pool with 2x2"),
-        cite_private_route("the limit of a pool's window is 29 on M1, 31 later"),
+        cite_ane_compiler("the limit of a pool's window is 29 on M1, 31 later"),
     )
 
     def match(self, op: Operation) -> Hit | Miss:
@@ -56,7 +57,7 @@ class MaxPoolKernel(Rule):
             return Hit(
                 op,
                 sure=False,
-                note=f"window {sides} has a side over {MAX_POOL_SIDE}, the limit of a private route"
+                note=f"window {sides} has a side over {MAX_POOL_SIDE}, the limit of the ANE's compiler without Core ML"
                 f"{allowed}; not measured through Core ML",
             )
         at_limit = op.op_type == "max_pool" and width == 8

@@ -179,8 +179,8 @@ def _build_window_partition(*shape: int) -> Program:
 class MatmulInnerDimension(Rule):
     """The inner dimension of a matmul exceeds the ANE's kernel memory.
 
-    why     Core ML's message on an M4: the inner dimension, at two bytes per element, must fit into 65536 bytes. On a
-            private route the limit is 16384 on M1 and M2.
+    why     Core ML's message on an M4: the inner dimension, at two bytes per element, must fit into 65536 bytes.
+            Without Core ML, the limit of the ANE's compiler is 16384 on M1 and M2.
     when    matmul of two computed values. A constant operand and linear were not measured.
     fix     Split the inner dimension: slices of both operands, one matmul each, and adds (different rounding).
     """

@@ -373,9 +373,9 @@ class Recurrent(UnsupportedOps):
 class TextureOps(UnsupportedOps):
     """affine, resample and reflecting pads need a hardware unit that the ANE has from M2 on.
 
-    why     On a private route M1 rejects affine ("affine transform is not supported on this architecture") and
-            resample, and emulates resizing and reflecting pads, some modes of which fail. Through Core ML only an M4
-            was measured, which accepts all of them.
+    why     Without Core ML, the ANE's compiler rejects affine ("affine transform is not supported on this
+            architecture") and resample for M1, and emulates resizing and reflecting pads, some modes of which fail.
+            Through Core ML only an M4 was measured, which accepts all of them.
     when    Chips up to M1: affine, resample; pad with mode reflect, as unknown. Resizing is not reported: it is stated
             to work there, with different rounding.
     fix     Constant integer upscaling: a conv_transpose; reflecting pad: slices, reverse and concat (the same bits);
@@ -415,8 +415,8 @@ class TextureOps(UnsupportedOps):
 class LogicalOps(UnsupportedOps):
     """A logical op on masks may be unsupported on the ANE; sources contradict each other.
 
-    why     Core ML accepts logical_and on an M4. On a private route logical_and, logical_or and logical_xor are
-            unsupported on every chip, which is wrong at least for the first. Nothing else was measured.
+    why     Core ML accepts logical_and on an M4. Without Core ML, the ANE's compiler rejects logical_and, logical_or
+            and logical_xor for every chip, which is wrong at least for the first. Nothing else was measured.
     when    logical_or and logical_xor; logical_and if the target includes other chips than M4. Always reported as
             unknown.
     fix     Use fp16 masks of 0 and 1: mul or minimum for and, maximum for or, abs of the difference for xor (the same
@@ -436,8 +436,9 @@ class LogicalOps(UnsupportedOps):
 class SinCos(UnsupportedOps):
     """sin and cos are unsupported on the ANE of M1 and M2.
 
-    why     On a private route both are native from M3 on, and rejected on M1 and M2. A model with a single sin is
-            reported not to run on the ANE, chip not stated; its small size may be the reason. An M4 accepts both.
+    why     When the ANE's compiler is called without Core ML, both are native from M3 on, and rejected on M1 and M2. A
+            model with a single sin is reported not to run on the ANE, chip not stated; its small size may be the
+            reason. An M4 accepts both.
     when    sin and cos of floats, on chips up to M2. A13 and before were not measured.
     fix     If the angles are constant (positions, frequencies), store the values in the model: the same bits. Otherwise
             reduce the angle to one turn and use a polynomial (close, not equal).

@@ -144,7 +144,7 @@ class PerBlockInt8(Rule):
         Community("a conv, linear or matmul with an int4 or int8 constexpr weight reports supported=[CPU] from "
                   "MLComputePlan, up to target iOS26",
                   source="https://github.com/kasper0406/stablehlo-coreml/pull/110", chip="M4"),
-        Community("constexpr_blockwise_shift_scale weights cannot be routed to the ANE (a private route)",
+        Community("constexpr_blockwise_shift_scale weights cannot be routed to the ANE (not through Core ML)",
                   source="https://github.com/sbryngelson/ANEForge"),
     )
 
@@ -300,7 +300,7 @@ class ModelSize(PlanRule):
                   source="smpanaro/more-ane-transformers src/experiments/NOTES.md"),
         Community("a package of 1.94 GB had no op on the ANE of a Mac, and about 1.4 GB per package was the limit on "
                   "an iPhone 17 Pro, for three models", chip="A19 Pro", source="john-rocky/CoreML-LLM", date="2026"),
-        Community("a program of 1.5 GB compiles, one of 3.4 GB does not: about 2 GB per program (private route)",
+        Community("a program of 1.5 GB compiles, one of 3.4 GB does not: about 2 GB per program (not through Core ML)",
                   source="https://github.com/sbryngelson/ANEForge/issues/45", date="2026"),
     )
     phone: float = 1.0

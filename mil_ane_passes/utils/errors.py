@@ -32,7 +32,7 @@ class AnePassesError(Exception):
 class InputError(AnePassesError, ValueError):
     """The user's input cannot be used: a path, an option, a feed, a package (exit code 2).
 
-    `option` is the keyword of the public function that has the wrong value, where it is one that settings files have.
+    `option` is the keyword argument with the wrong value if settings files can set it, otherwise None.
     """
 
     def __init__(self, *texts: object, option: str | None = None) -> None:

@@ -106,7 +106,7 @@ def table() -> str:
     ops += sum(int(row["n_ops"]) for name, row in networks().items() if name not in INCOMPLETE)
     wrong = len(list(disagreements()))
     lines = ["| what | compared | agreement |", "|---|---|---|",
-             f"| does the ANE take the op | {ops} ops | {ops - wrong} equal ({(ops - wrong) / ops:.1%}) |"]
+             f"| op supported on the ANE | {ops} ops | {ops - wrong} equal ({(ops - wrong) / ops:.1%}) |"]
     for backend, values in errors().items():
         middle, most = values[len(values) // 2], values[int(len(values) * 0.9)]
         lines.append(f"| estimate on the {BACKENDS[backend]} | {len(values)} estimates | relative error: median "

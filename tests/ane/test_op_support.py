@@ -109,7 +109,7 @@ def test_the_rows_of_a_code_are_one_rule(code):
 def test_each_op_type_has_one_row_and_no_supported_one_is_unsupported_there():
     assert sorted(row.op for row in _ROWS) == sorted(OP_SUPPORT)
     for row in OP_SUPPORT.values():
-        through_core_ml = {each.generation for each in row.supported if not each.private}
+        through_core_ml = {each.generation for each in row.supported if not each.without_core_ml}
         assert not through_core_ml & {each for gate in row.unsupported for each in gate.generations}, row.op
     assert len(PROBLEMS) >= 13 and {"cumsum", "scatter", "sliding_windows"} <= {
         rule.name for rule in get_all_rules().values() if rule.code in PROBLEMS}

@@ -28,12 +28,12 @@ def answer(kind, target, refusals=()):
 @pytest.mark.parametrize(("kind", "target", "ane", "takes", "words"), [
     ("relu", "m4", "yes", True, "relu: seen on M4"),
     ("relu", "m1", "unknown", True,
-     "relu: seen on a private route on M1; not measured through Core ML on M1 (predicted: supported)"),
+     "relu: seen without Core ML on M1; not measured through Core ML on M1 (predicted: supported)"),
     ("relu", "a18", "unknown", True,
-     "relu: seen on M4 and on a private route on M1, M2, M5 and M6; not measured on A18 (predicted: supported)"),
+     "relu: seen on M4 and without Core ML on M1, M2, M5 and M6; not measured on A18 (predicted: supported)"),
     ("sin", "m4", "yes", True, "sin: seen on M4"),
     ("sin", "m3", "unknown", True,
-     "sin: seen on M4 and on a private route on M5; not measured on M3 (predicted: supported)"),
+     "sin: seen on M4 and without Core ML on M5; not measured on M3 (predicted: supported)"),
     ("softmax", "a15", "yes", True, "softmax: seen on A15"),
     ("acos", "m6", "unknown", False, "acos: not measured on M6, and not observed on any ANE"),
 ])

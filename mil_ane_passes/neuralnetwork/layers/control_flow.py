@@ -141,9 +141,9 @@ def convert_jump(params: Any, context: LayerContext) -> list[Var]:
 
 @register_layer("loop")
 def convert_loop(params: Any, context: LayerContext) -> list[Var]:
-    """Convert a loop to a while_loop over the values that it assigns, and a counter and a flag where they decide.
+    """Convert a loop to a while_loop over the values that it assigns, plus a counter if its steps are limited.
 
-    The counter is for a loop of a limited number of steps, the flag for one with a break.
+    A loop with a break gets a flag as well.
     """
     layer = context.layer
     if len(params.conditionNetwork.layers) and not params.conditionVar:

@@ -8,7 +8,7 @@ from typing import ClassVar
 from coremltools.converters.mil.mil import Operation, types
 
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Community, Evidence, Exactness, Hit, Miss, Rewrite
-from ...passes.evidence import cite_m4_study, cite_private_route
+from ...passes.evidence import cite_ane_compiler, cite_m4_study
 from ...rules.unsupported_ops import ElementaryFunctions
 
 LOOKUP_TABLE_EVIDENCE = Community(
@@ -30,7 +30,7 @@ class ElementaryRewrite(Rewrite):
         cite_m4_study(
             "asin, acos, tan, sinh, cosh and atanh are unsupported; atan, sin, cos, tanh, exp and log are accepted"
         ),
-        cite_private_route("asin, acos, tan, sinh, cosh and atanh have no equivalent on any generation"),
+        cite_ane_compiler("asin, acos, tan, sinh, cosh and atanh have no equivalent on any generation"),
     )
     forms: ClassVar[Mapping[str, tuple[str, float]]]
     "By op type: the replacement, and its largest error in units in the last place, over all fp16 numbers."

@@ -67,7 +67,7 @@ class BoundedAccumulation(Rewrite):
         Community("a partial sum or bias of 32768 makes the result infinite for good", chip="M4, M6",
                   source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6@60d79c2: notes/numerics.md, "
                          "notes/defects.md", date="2026"),
-        Community("matrix products above about 32752 are infinite (private route)", chip="M2 Pro, M5",
+        Community("matrix products above about 32752 are infinite (not through Core ML)", chip="M2 Pro, M5",
                   source="sbryngelson/ANEForge docs/numeric-cliffs.md", date="2026"),
     )
 

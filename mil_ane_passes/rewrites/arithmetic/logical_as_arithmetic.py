@@ -25,9 +25,9 @@ _ARITHMETIC_OPS = {"logical_and": "mul", "logical_or": "maximum", "logical_xor":
 class LogicalAsArithmetic(Rewrite):
     """Compute masks as numbers 0 and 1 if support of logical ops is unknown.
 
-    why     Sources contradict each other: Core ML accepts logical_and on an M4; on a private route logical_and,
-            logical_or and logical_xor are unsupported on every chip. The replacements are supported according to all
-            sources.
+    why     Sources contradict each other: Core ML accepts logical_and on an M4; without Core ML, the ANE's compiler
+            rejects logical_and, logical_or and logical_xor for every chip. The replacements are supported according to
+            all sources.
     when    logical_or and logical_xor; logical_and if the target does not include M4.
     exact   bitwise, in fp16 0 and 1: x and y is x * y, x or y is maximum(x, y), x xor y is (x - y) * (x - y). The
             result is true where that is not 0.

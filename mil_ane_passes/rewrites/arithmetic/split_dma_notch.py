@@ -67,11 +67,11 @@ class SplitDmaNotch(Rewrite):
         Community("a step of Llama-3.2-1B: 76.12 ms, 31.65 ms with 48 1x1 convs of 2048 to 8192 channels (2 MiB per "
                   "core) in three parts each, all of it on the ANE", chip="M4",
                   source="https://github.com/kasper0406/stablehlo-coreml/pull/110"),
-        Community("4096 x 4096 (2 MiB per core): 36.6 GB/s, 57.9 at 3072 x 3072 and 59.1 at 2048 x 2048 (private "
-                  "route)", source="https://github.com/maderix/ANE", chip="M4"),
+        Community("4096 x 4096 (2 MiB per core): 36.6 GB/s, 57.9 at 3072 x 3072 and 59.1 at 2048 x 2048 (not "
+                  "through Core ML)", source="https://github.com/maderix/ANE", chip="M4"),
         Community("contradicts it: 4096 x 4096, 2 MiB per core, streams at 59 GB/s, as fast as 2048 x 2048 "
-                  "(private "
-                  "route)", source="trisanths/ane-llm-prefill", chip="M2 Pro", os="macOS 27"),
+                  "(not "
+                  "through Core ML)", source="trisanths/ane-llm-prefill", chip="M2 Pro", os="macOS 27"),
     )
 
     max_parts: int = 8

@@ -24,8 +24,8 @@ class SplitInnerProduct(Rewrite):
     """Split a matmul or linear along a long inner dimension: slices of both operands, one product each, and adds.
 
     why     Core ML's message on an M4: the inner dimension, at two bytes per element, must fit into 65536 bytes; 32768
-            elements pass, 49152 do not. On a private route the limit is 16384 on M1 and M2; there the operand itself is
-            too long for the ANE, so a split does not help.
+            elements pass, 49152 do not. Without Core ML, the limit of the ANE's compiler is 16384 on M1 and M2; there
+            the operand itself is too long for the ANE, so a split does not help.
     when    fp16; the inner dimension is static, and every generation of the target rejects it or the operand. A
             constant operand is split, too, and stored again up to `max_bytes` if it has other users; compressed
             operands are skipped. The limit was measured for two computed operands only.

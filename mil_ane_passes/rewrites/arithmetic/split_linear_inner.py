@@ -70,7 +70,7 @@ class SplitLinearInner(Rewrite):
     severity = Severity.SUGGESTION
     evidence = (
         Community("one linear, 1024 rows, K = N = 4096: 6.38 ms, in parts of 2048 4.23, of 1024 4.63; eight in a row "
-                  "39.9, 24.8 and 22.6 ms; with int8 weights 4.18 and 4.16, eight 26.1 and 21.4 (private route)",
+                  "39.9, 24.8 and 22.6 ms; with int8 weights 4.18 and 4.16, eight 26.1 and 21.4 (not through Core ML)",
                   source=_PREFILL, chip="M2 Pro", os="macOS 27"),
         Community("blocks of a 14B model, 1024 rows: 5.06 TFLOP/s with K 5120, 7.69 in parts of 2560, 8.66 of 1280",
                   source=_PREFILL, chip="M2 Pro", os="macOS 27"),

@@ -68,12 +68,12 @@ class SplitWideLinear(Rewrite):
         *collect_evidence("spatial", "channels"),
         cite_m1_gpt_notes("products with 50257 columns exceed a limit of the ANE"),
         Community("the head of gpt2-medium (50257) in 4 tiles of 16384 takes 3.4 ms a token, 10.8 ms on the CPU; that "
-                  "of Qwen3-0.6B (151936) in 10 tiles 8.2 and 30.1 ms (private route)", chip="M2 Pro",
+                  "of Qwen3-0.6B (151936) in 10 tiles 8.2 and 30.1 ms (not through Core ML)", chip="M2 Pro",
                   os="macOS 26.5.2", date="2026-08-18", source="https://github.com/sbryngelson/ANEForge/pull/240"),
         Community("contradicts it: 262144 outputs in 16 tiles make a decoder 4.6 % slower end to end",
                   source="john-rocky/CoreML-LLM", chip="A19 Pro"),
-        Community("if the output fits: 8192 outputs, 1024 rows, take 38.8 ms, 39.8 in two tiles (private "
-                  "route)", source="trisanths/ane-llm-prefill", chip="M2 Pro", os="macOS 27"),
+        Community("if the output fits: 8192 outputs, 1024 rows, take 38.8 ms, 39.8 in two tiles (not "
+                  "through Core ML)", source="trisanths/ane-llm-prefill", chip="M2 Pro", os="macOS 27"),
     )
 
     max_parts: int = 32

@@ -9,7 +9,7 @@ from coremltools.converters.mil.mil import Operation, Var, types
 
 from ...ir.builder import RewriteBuilder
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Example, Hit, Miss
-from ...passes.evidence import cite_private_route
+from ...passes.evidence import cite_ane_compiler
 from ...passes.examples import make_op_example
 from ...passes.targets import Gate, format_generations
 from ._elementary_functions import LOOKUP_TABLE_EVIDENCE, ElementaryRewrite
@@ -41,7 +41,7 @@ class Tangent(ElementaryRewrite):
     targets = Gate(first="m3")
     evidence = (
         *ElementaryRewrite.evidence, LOOKUP_TABLE_EVIDENCE,
-        cite_private_route("sin and cos are native from M3 on; M1 and M2 reject them, measured", "M1 and M2"),
+        cite_ane_compiler("sin and cos are native from M3 on; M1 and M2 reject them, measured", "M1 and M2"),
     )
 
     always: bool = False

@@ -53,15 +53,15 @@ class WideReduceSum(Rewrite):
     roots = ("reduce_sum", "reduce_mean")
     measures = True
     evidence = (
-        Community("reduce_sum accumulates narrow, matmul wide; x @ ones is never less exact (private route)",
+        Community("reduce_sum accumulates narrow, matmul wide; x @ ones is never less exact (not through Core ML)",
                   source="sbryngelson/ANEForge docs/developer/numerics.md", date="2026"),
         Community("contradicts it, on the same page: all reductions accumulate wide, a sum of 16384 ones is exact",
                   source="sbryngelson/ANEForge docs/developer/numerics.md", date="2026"),
         Community("integer sums are exact up to 2048; a sum of 2048 read as 2050, and 2049 as 2050, which is no more "
-                  "than the rounding of the result (private route)", chip="M5", os="macOS 26.5",
+                  "than the rounding of the result (not through Core ML)", chip="M5", os="macOS 26.5",
                   source="https://github.com/sbryngelson/ANEForge/issues/115", date="2026-07-23"),
         Community("unexplained: two matrix products of transposed operands were infinite although no order of summing "
-                  "could pass 17321 (private route)", chip="M5", os="macOS 26.5",
+                  "could pass 17321 (not through Core ML)", chip="M5", os="macOS 26.5",
                   source="https://github.com/sbryngelson/ANEForge/issues/115", date="2026-07-23"),
         cite_m4_study("a matrix product whose inner dimension is above 32768 is unsupported"),
         Community("products are summed in 32 bits, 16 after the point; a partial sum of 32768 is infinite for good",

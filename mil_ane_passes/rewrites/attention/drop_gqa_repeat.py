@@ -82,7 +82,7 @@ class DropGqaRepeat(Rewrite):
             source="https://github.com/pytorch/executorch/pull/16144", os="iOS 26", date="2025-12-09",
         ),
         Community(
-            "6 % of a block (private route)", chip="M5 Pro", source="MidasMulli/ane-compiler README", date="2026",
+            "6 % of a block (not through Core ML)", chip="M5 Pro", source="MidasMulli/ane-compiler README", date="2026",
         ),
         Community(
             "contradicts it: three changes at once, among them keys that are broadcast over the groups (a form of "

@@ -11,7 +11,7 @@ from coremltools.converters.mil.mil import Builder, Operation, Var, types
 from ...ir.builder import RewriteBuilder
 from ...ir.query import get_const_value, is_const, is_symbolic
 from ...passes.contract import Exactness, Example, Hit, Miss, Rewrite
-from ...passes.evidence import cite_m4_study, cite_private_route
+from ...passes.evidence import cite_ane_compiler, cite_m4_study
 from ...passes.examples import make_example, make_op_example
 from ...rules.unsupported_ops import MasksAtRunTime
 from ._generated_constants import (
@@ -50,7 +50,7 @@ class ConstantBandPart(Rewrite):
     roots = ("band_part",)
     evidence = (
         cite_m4_study("band_part is unsupported; select is accepted"),
-        cite_private_route("band_part is unsupported on all generations, select everywhere"),
+        cite_ane_compiler("band_part is unsupported on all generations, select everywhere"),
     )
 
     longest: int = 0

@@ -11,7 +11,7 @@ from coremltools.converters.mil.mil import Block, Builder, Operation, Var, types
 from ...ir.builder import RewriteBuilder
 from ...ir.query import get_const_value
 from ...passes.contract import BlockRewrite, Exactness, Example, Hit, Miss
-from ...passes.evidence import cite_m4_study, cite_private_route
+from ...passes.evidence import cite_ane_compiler, cite_m4_study
 from ...passes.examples import make_example
 from ...rules.unsupported_ops import MasksAtRunTime
 from ._generated_constants import MAX_EXACT_INTEGER, build_shared_const, find_float_casts, replace_float_casts
@@ -50,7 +50,7 @@ class OneHotCompare(BlockRewrite):
     roots = ("one_hot",)
     evidence = (
         cite_m4_study("one_hot is unsupported, as are casts from int32; equal, and casts of its result, are accepted"),
-        cite_private_route("one_hot is unsupported on all generations, equal everywhere"),
+        cite_ane_compiler("one_hot is unsupported on all generations, equal everywhere"),
     )
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:

@@ -10,7 +10,7 @@ from coremltools.converters.mil.mil import Builder, Operation, Var
 
 from ...ir.builder import RewriteBuilder
 from ...passes.contract import Exactness, Example, Hit, Miss, Rewrite
-from ...passes.evidence import cite_private_route
+from ...passes.evidence import cite_ane_compiler
 from ...passes.examples import make_example, make_op_example
 from ...rules.control_flow import DataDependentShape
 from ._generated_constants import build_shared_const, describe_size_excess
@@ -42,7 +42,7 @@ class StaticNonZero(Rewrite):
     preset = "full"
     roots = ("non_zero",)
     evidence = (
-        cite_private_route("non_zero has no equivalent on any generation: shapes are static"),
+        cite_ane_compiler("non_zero has no equivalent on any generation: shapes are static"),
     )
 
     max_bytes: int = 1 << 20

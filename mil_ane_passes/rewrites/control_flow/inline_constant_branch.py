@@ -9,7 +9,7 @@ from coremltools.converters.mil.mil import Block, Builder, Operation, Var
 
 from ...ir.builder import RewriteBuilder
 from ...passes.contract import Exactness, Example, Hit, Miss, Rewrite
-from ...passes.evidence import cite_private_route
+from ...passes.evidence import cite_ane_compiler
 from ...passes.examples import make_example, make_weight
 from ...rules.control_flow import ControlFlow
 from ._block_inlining import can_replace_value, make_replacement_outputs
@@ -44,7 +44,7 @@ class InlineConstantBranch(Rewrite):
     preset = "full"
     roots = ("cond",)
     evidence = (
-        cite_private_route("cond and while_loop have no equivalent on any generation"),
+        cite_ane_compiler("cond and while_loop have no equivalent on any generation"),
     )
 
     def match(self, op: Operation) -> Hit | Miss:

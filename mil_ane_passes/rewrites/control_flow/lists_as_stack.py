@@ -15,7 +15,7 @@ from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 from ...ir.builder import RewriteBuilder
 from ...ir.query import get_const_value, get_consumers, is_const
 from ...passes.contract import BlockRewrite, Exactness, Example, Hit, Miss
-from ...passes.evidence import cite_m4_study, cite_private_route
+from ...passes.evidence import cite_ane_compiler, cite_m4_study
 from ...passes.examples import make_example
 from ...rules.control_flow import ControlFlow
 from ...utils.text_format import format_count
@@ -72,7 +72,7 @@ class ListsAsStack(BlockRewrite):
     preset = "full"
     evidence = (
         cite_m4_study("scatter and scatter_along_axis are unsupported"),
-        cite_private_route("the list ops and scatter have no equivalent on any generation"),
+        cite_ane_compiler("the list ops and scatter have no equivalent on any generation"),
     )
 
     max_parts: int = 1024

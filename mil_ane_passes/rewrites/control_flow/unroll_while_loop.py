@@ -18,7 +18,7 @@ from ...ir.coremltools_internals import clear_block_copy, clear_users, set_input
 from ...ir.loop_steps import UnknownStepCount, count_steps
 from ...ir.query import is_opaque
 from ...passes.contract import Exactness, Example, Hit, Miss, Rewrite
-from ...passes.evidence import cite_private_route
+from ...passes.evidence import cite_ane_compiler
 from ...passes.examples import build_program, make_example, make_weight
 from ...rules.control_flow import ControlFlow
 from ...utils.text_format import format_count
@@ -85,7 +85,7 @@ class UnrollWhileLoop(Rewrite):
     preset = "full"
     roots = ("while_loop",)
     evidence = (
-        cite_private_route("cond and while_loop have no equivalent on any generation"),
+        cite_ane_compiler("cond and while_loop have no equivalent on any generation"),
     )
 
     max_steps: int = 256

@@ -15,7 +15,7 @@ from coremltools.converters.mil.mil import Builder, Operation, Var, types
 from ...ir.builder import RewriteBuilder
 from ...ir.query import get_const_value, get_static_shape, is_const, is_symbolic
 from ...passes.contract import Exactness, Example, Hit, Miss, Rewrite, Severity, Vendor
-from ...passes.evidence import cite_m4_study, cite_private_quirk
+from ...passes.evidence import cite_ane_compiler_quirk, cite_m4_study
 from ...passes.examples import make_example, make_weight
 from ...passes.targets import Gate
 from ...rules.indexing import ConstantGather
@@ -75,7 +75,7 @@ class GatherAsSlices(Rewrite):
             "contradicts it: gather resides on the ANE",
             source="https://github.com/apple/coremltools/blob/9.0/coremltools/converters/mil/frontend/torch/ops.py",
         ),
-        cite_private_quirk(
+        cite_ane_compiler_quirk(
             "slices of the last axis that are joined return wrong elements on the M1 and M2 generations; "
             "transposing the axis away and back is correct on all"
         ),

@@ -12,7 +12,7 @@ from coremltools.converters.mil.mil import Builder, Operation, Var, types
 from ...ir.builder import RewriteBuilder
 from ...ir.query import get_const_value, is_used
 from ...passes.contract import Community, Exactness, Example, Hit, Measured, Miss, Rewrite
-from ...passes.evidence import cite_private_quirk
+from ...passes.evidence import cite_ane_compiler_quirk
 from ...passes.examples import make_example
 from ...passes.targets import Gate
 
@@ -54,21 +54,21 @@ class LastAxisSlice(Rewrite):
     targets = Gate(first="a14", last="m2")
     evidence = (
         Measured(
-            "values above 4094.1 become infinite (private route)",
+            "values above 4094.1 become infinite (not through Core ML)",
             chip="M2 Pro",
             os="macOS 26.5.2",
             source="https://github.com/sbryngelson/ANEForge/pull/145",
             date="2026-08-01",
         ),
         Measured(
-            "the same at 4094 (private route)",
+            "the same at 4094 (not through Core ML)",
             chip="M1",
             os="macOS 15.6.1",
             source="https://github.com/sbryngelson/ANEForge/pull/267",
             date="2026-09-12",
         ),
         Measured(
-            "no such limit (private route)",
+            "no such limit (not through Core ML)",
             chip="M4",
             os="macOS 26.2",
             source="https://github.com/sbryngelson/ANEForge/pull/195",
@@ -84,7 +84,7 @@ class LastAxisSlice(Rewrite):
             source="sbryngelson/ANEForge docs/cross-chip.md",
             date="2026",
         ),
-        cite_private_quirk(
+        cite_ane_compiler_quirk(
             "a gather on the last axis, made of such slices and a concat, returns wrong elements on the M1 "
             "and M2 generations; transposing the axis away and back is correct on all"
         ),

@@ -120,8 +120,10 @@ class PadLastAxis(BlockRewrite):
             if not region.sliced_values and not any(not step.padded_outputs for step in region.steps.values()):
                 yield Miss(first, "the region has no users", near=False)
             elif ops < self.min_ops * region.moves:
-                yield Miss(first, f"{format_count(ops, 'op')} on padded rows for {len(region.padded_values)} pads and "
-                                  f"{len(region.sliced_values)} slices, fewer than min_ops {self.min_ops} for each")
+                pads = format_count(len(region.padded_values), "pad")
+                slices = format_count(len(region.sliced_values), "slice")
+                yield Miss(first, f"{format_count(ops, 'op')} on padded rows for {pads} and {slices}, "
+                                  f"fewer than min_ops {self.min_ops} for each")
             else:
                 exact = all(step.exact for step in region.steps.values())
                 yield Hit(first, region=region, rows=rows, exactness=Exactness.BITWISE if exact else None,

@@ -11,7 +11,7 @@ from coremltools.converters.mil.mil import Builder, Operation, Var, types
 from ...ir.builder import RewriteBuilder
 from ...ir.query import get_const_value, is_symbolic
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
-from ...passes.evidence import cite_m4_study, cite_private_route
+from ...passes.evidence import cite_ane_compiler, cite_m4_study
 from ...passes.examples import make_example
 from ...passes.targets import Gate
 from ...rules.unsupported_ops import TextureOps
@@ -22,8 +22,8 @@ from ._pad_amounts import read_pad_amounts
 class SlicedPad(Rewrite):
     """Replace a reflecting pad by a concat with reversed edges for chips without it.
 
-    why     On a private route reflecting pads are native from M2 on and emulated on M1. Through Core ML only an M4 was
-            measured, which supports them: targets that include M4 are not changed.
+    why     When the ANE's compiler is called without Core ML, reflecting pads are native from M2 on and emulated on M1.
+            Through Core ML only an M4 was measured, which supports them: targets that include M4 are not changed.
     when    pad with mode reflect and constant amounts, in fp16, along axes of static length, up to the limits of all
             chips of the target. All chips of the target (with `always`: one of them) are M1 or older. Replicating pads
             are not reported as unsupported. PyTorch's decomposed export contains a gather instead.
@@ -46,7 +46,7 @@ class SlicedPad(Rewrite):
     targets = Gate(last="m1")
     evidence = (
         cite_m4_study("contradicts it for M4: reflecting and replicating pads are accepted"),
-        cite_private_route("reverse is native on M1", chip="M1"),
+        cite_ane_compiler("reverse is native on M1", chip="M1"),
     )
 
     always: bool = False

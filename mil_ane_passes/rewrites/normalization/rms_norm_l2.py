@@ -80,7 +80,7 @@ class RmsNormL2(Rewrite):
     evidence = (
         Community(
             "RMSNorm of 1024 x 1024 by reduce_l2_norm: 6882 to 168 us, and of 2048 x 1024 13665 to 257 us, against a "
-            "reduce_sum over channels (private route)", chip="M5",
+            "reduce_sum over channels (not through Core ML)", chip="M5",
             source="https://github.com/sbryngelson/ANEForge/pull/8", date="2026-06-17",
         ),
         Community(

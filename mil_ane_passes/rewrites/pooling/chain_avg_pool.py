@@ -13,7 +13,7 @@ from ...ane.limits import collect_evidence
 from ...ir.builder import RewriteBuilder
 from ...ir.query import get_const_value, get_reshape_extents, is_symbolic
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
-from ...passes.evidence import cite_private_route
+from ...passes.evidence import cite_ane_compiler
 from ...passes.examples import make_op_example
 from ...rules.pooling import MaxPoolKernel, OldPools
 from ._pool_windows import (
@@ -32,9 +32,9 @@ _MAX_OLD_STRIDE = 2
 class ChainAvgPool(Rewrite):
     """Replace an avg_pool whose window exceeds the limit by a reduce_mean, or by the mean of smaller pools.
 
-    why     On a private route pool windows with a side over 31 are unsupported (over 29 on M1, but windows of 30 and 31
-            are skipped on every chip), and iPhones of 2020 rejected windows over 13 and strides over 2. An M4 accepts
-            windows up to 14x14; larger ones were not tried.
+    why     Without Core ML, the ANE's compiler rejects pool windows with a side over 31 (over 29 on M1, but windows of
+            30 and 31 are skipped on every chip), and iPhones of 2020 rejected windows over 13 and strides over 2. An M4
+            accepts windows up to 14x14; larger ones were not tried.
     when    An fp16 pool whose window exceeds the limit of a chip of the target. Pools that only chips up to A13 reject
             are skipped unless the target has only such chips. An axis covered by one window becomes a reduce_mean
             (l2_pool: reduce_l2_norm, if it covers all). Other unsupported axes, one by one: strided windows are
@@ -59,7 +59,7 @@ class ChainAvgPool(Rewrite):
     preset = "full"
     roots = ("avg_pool", "l2_pool")
     evidence = (
-        cite_private_route("the limit of a pool's window is 29 on M1, 31 later"),
+        cite_ane_compiler("the limit of a pool's window is 29 on M1, 31 later"),
         *collect_evidence("pool-kernel", "pool-stride"),
     )
 

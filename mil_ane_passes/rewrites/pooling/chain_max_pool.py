@@ -11,7 +11,7 @@ from coremltools.converters.mil.mil import Operation, Var, types
 from ...ane.limits import collect_evidence
 from ...ir.builder import RewriteBuilder
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Community, Exactness, Example, Hit, Miss, Rewrite
-from ...passes.evidence import cite_private_route
+from ...passes.evidence import cite_ane_compiler
 from ...passes.examples import make_op_example
 from ...rules.pooling import MaxPoolKernel, OldPools
 from ._pool_windows import (
@@ -28,10 +28,10 @@ from ._pool_windows import (
 class ChainMaxPool(Rewrite):
     """Replace a max_pool whose window exceeds the limit by a chain of smaller ones.
 
-    why     An M4 supports max_pool windows up to 8 wide (Core ML's message also allows 32, which was not tried), on a
-            private route sides over 31 are unsupported (over 29 on M1, but windows of 30 and 31 are skipped on every
-            chip), and iPhones of 2020 rejected windows over 13 and strides over 2. The maximum over K elements is that
-            over k2 neighbouring maxima of k1 elements each, with k1 + k2 - 1 = K.
+    why     An M4 supports max_pool windows up to 8 wide (Core ML's message also allows 32, which was not tried).
+            Without Core ML, the ANE's compiler rejects sides over 31 (over 29 on M1, but windows of 30 and 31 are
+            skipped on every chip), and iPhones of 2020 rejected windows over 13 and strides over 2. The maximum over K
+            elements is that over k2 neighbouring maxima of k1 elements each, with k1 + k2 - 1 = K.
     when    An fp16 pool whose window exceeds the limit of a chip of the target. Pools that only chips up to A13 reject
             are skipped unless the target has only such chips. An axis covered by one window becomes a reduce_max. Pools
             with a window entirely in the padding, or after the input (ceil_mode), are skipped: their result is
@@ -56,7 +56,7 @@ class ChainMaxPool(Rewrite):
     roots = ("max_pool",)
     evidence = (
         *collect_evidence("max-pool-width", "pool-kernel", "pool-stride"),
-        cite_private_route("the limit of a pool's window is 29 on M1, 31 later"),
+        cite_ane_compiler("the limit of a pool's window is 29 on M1, 31 later"),
         Community("kernel size > 13 is not supported in ANE", date="2020-07-14",
                   source="https://github.com/hollance/neural-engine/issues/1"),
     )

@@ -28,7 +28,7 @@ from ...passes.contract import (
     Rewrite,
     Vendor,
 )
-from ...passes.evidence import cite_m4_study, cite_private_route
+from ...passes.evidence import cite_ane_compiler, cite_m4_study
 from ...passes.examples import make_example, make_weight
 from ...passes.targets import Generation
 from ...utils.text_format import format_count
@@ -62,7 +62,7 @@ EVIDENCE: tuple[Evidence, ...] = (
     cite_m4_study(
         "rnn, lstm and gru are unsupported; linear, split, concat, sigmoid, tanh, mul, add and clip are accepted"
     ),
-    cite_private_route("lstm, gru and rnn have no equivalent on any generation"),
+    cite_ane_compiler("lstm, gru and rnn have no equivalent on any generation"),
     Community(
         "a chain of 386 convs compiles, 387 overflow the compiler's stack: why long sequences are skipped",
         chip="M6",

@@ -13,7 +13,7 @@ from coremltools.converters.mil.mil import Builder, Operation, Var, types
 from ...ir.builder import RewriteBuilder
 from ...ir.query import get_const_value, is_const, is_symbolic
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
-from ...passes.evidence import cite_m4_study, cite_private_quirk
+from ...passes.evidence import cite_ane_compiler_quirk, cite_m4_study
 from ...passes.examples import make_example
 from ...rules.unsupported_ops import CropResize
 from ..indexing._index_patterns import (
@@ -65,7 +65,7 @@ class CropResizeBySlices(Rewrite):
     roots = ("crop_resize",)
     evidence = (
         cite_m4_study("crop_resize is unsupported, on the GPU, too; resize and slices are accepted"),
-        cite_private_quirk(
+        cite_ane_compiler_quirk(
             "slices of the last axis that are joined return wrong elements on the M1 and M2 generations; "
             "transposing the axis away and back is correct on all"
         ),

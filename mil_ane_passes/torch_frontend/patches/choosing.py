@@ -1,7 +1,8 @@
 """`where` of numbers, and ops on bools and ints without a lowering in coremltools: `x | y`, `x ^ y`, `x & 3`, `x << 2`.
 
-coremltools infers the type of a select without its condition, which is wrong where that is the largest operand, so an
-operand gets the shape of a flexible condition. `masked_fill` of a larger mask has that fault, too.
+coremltools infers the type of a select from its two values alone, which is wrong if the condition has the largest
+shape. Here a value is first broadcast to the shape of a flexible condition. `masked_fill` of a larger mask has that
+fault, too.
 A bitwise op of bools is the logical op. Of ints, `& (2^k - 1)` is the remainder by 2^k, and a shift is a product or a
 floored quotient by a power of two: exact in two's complement. Other bit patterns have no lowering.
 """

@@ -17,7 +17,7 @@ from coremltools.converters.mil.mil import Operation, types
 from ...passes.examples import build_program
 from ..contract import Patch
 
-PATCH = Patch(code="TORCH186", title="a computed size that a concat and an expand_dims read fails in a pass",
+PATCH = Patch(code="TORCH186", title="a computed size that both a concat and an expand_dims read makes a pass fail",
               upstream=("none known",))
 
 

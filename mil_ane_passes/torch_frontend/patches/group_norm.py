@@ -1,7 +1,7 @@
 """`GroupNorm` of a flexible number of rows or images, and of volumes with flexible sizes.
 
-coremltools makes a list of the first sizes a shape, which a symbol in it is not ("Cannot add const [is0, 2, 4]"), and
-gives volumes the rank 6. Here each group is one row of [N, groups, elements].
+coremltools uses a list of the first sizes as a shape, which fails if one of them is symbolic ("Cannot add const [is0,
+2, 4]"), and gives volumes the rank 6. Here each group is one row of [N, groups, elements].
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`return y, y`: a tensor that a model returns twice, or under two names.
 
-coremltools gives both outputs one name, the last that `outputs=` asks for. A model with two outputs of one name cannot
+coremltools gives both outputs one name, the last one given in `outputs=`. A model with two outputs of one name cannot
 be loaded, and its outputs could not be distinguished. Here the second is a copy with a name of its own, also where
 outputs are float16 and the pass `cast_optimization` merges the casts that make them so.
 """

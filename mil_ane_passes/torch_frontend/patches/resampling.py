@@ -6,9 +6,9 @@ treatment of the border, `align_corners` and the scales are torch's own. An anti
 coremltools treats as a plain one, is such a product where it makes the image smaller. Nearest-exact selects elements:
 one constant gather for each axis. Nearest and linear resizes by a scale that rounds a size (9 to 15 by 1.7) are treated
 alike: torch goes by the scale, where Core ML's ops go by the ratio of the sizes. Where that may matter and the size is
-flexible, the neighbors of each element are looked up by indices that integers compute, or the resize is rejected where
-integers cannot (a scale of 0.29). Nearest and linear resizes of flexible sizes to a fixed size, or of any size to the
-size of another value, are lookups by computed indices and `resize`.
+flexible, the neighbors of each element are gathered at indices computed in integer arithmetic; a resize for which that
+is impossible (a scale of 0.29) is rejected. Nearest and linear resizes of flexible sizes to a fixed size, or of any
+size to the size of another value, are lookups by computed indices and `resize`.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ from ..lowering import (
 from ..probes import find_fault
 
 PATCH = Patch(code="TORCH163", severity=Severity.WRONG,
-              title="`view` to no dimensions keeps them, silently, `expand` fails or loses sizes beside flexible ones; "
-                    "`broadcast_to` is not implemented",
+              title="`view(())` silently keeps the dimensions of its operand; `expand` fails or loses sizes beside "
+                    "flexible ones; `broadcast_to` is not implemented",
               upstream=("none known",))
 
 

@@ -170,8 +170,8 @@ def lower_is(context: Any, node: Any) -> None:
     """Lower `a is b` and `a is not b` where one of them is None; raise NotConverted for others."""
     first, second = (context[name] for name in node.inputs)
     if first is not None and second is not None:
-        raise NotConverted.at(node, "asks whether two values are the same object, which depends on casts and layouts "
-                                    "that have no effect", "pass a bool to the module that says it")
+        raise NotConverted.at(node, "tests whether two values are the same object, which depends on casts and layouts "
+                                    "that have no effect", "pass the answer to the module as a bool")
     same = first is second
     context.add(mb.const(val=same == (node.kind in ("is", "__is__")), name=node.name), torch_name=node.name)
 

@@ -1,7 +1,8 @@
 """`searchsorted` of one sequence for values of another rank, and of values with a flexible last axis.
 
 The place of a value in a sorted sequence is the number of elements below it (`right`: not above it), as in coremltools'
-lowering, which asks for one rank and tiles the sequence. A `sorter` says how to sort the sequence: it changes no count.
+lowering, which requires equal ranks and tiles the sequence. A `sorter` only defines the order of the sequence, so it
+does not change the count.
 """
 
 from __future__ import annotations

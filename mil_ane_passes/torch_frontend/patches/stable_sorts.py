@@ -6,7 +6,8 @@ group * size + index are sorted. No two keys are equal, and they fit int32 for u
 size is rejected. The order of several NaN among each other is undefined. With `stable=False` the lowering is
 coremltools' own.
 
-`topk(sorted=False)`, which coremltools rejects before iOS16, may return its elements in any order: here, in theirs.
+`topk(sorted=False)`, which coremltools rejects before iOS16, may return its elements in any order: here they are
+sorted.
 """
 
 from __future__ import annotations

@@ -3,15 +3,15 @@
 A buffer that becomes a state has its own name in coremltools' graph, which an op of the program can have, too: for
 `self.mean.add_(x.mean(0))` the state is found in place of the op "mean". Such an op gets another name here.
 
-`canonicalize_inplace_pattern` moves updates of states behind the op of their value. It finds the place by the ops as
-they were, so that it fails where that of the next update was removed by its own steps ("KeyError": a module that keeps
-two running statistics), and names the new op by all passes that made the value, of which a scope allows one (a state
-that is divided by a number, at float16).
+`canonicalize_inplace_pattern` moves updates of states behind the op of their value. It looks up the insertion point in
+the list of ops as it was before the pass, so it fails if an earlier step of the pass removed that op ("KeyError": a
+module that keeps two running statistics). It also names the new op after all passes that made the value, but a scope
+allows only one (a state that is divided by a number, at float16).
 
 A value that is expanded as it is written (`self.kept.copy_(x.mean())`) has its own shape in the program.
 
-A state of rank 0 accepts no scalar, as which MIL has a value that is computed from an input alone: the number of tokens
-in the static cache of transformers.
+A state of rank 0 cannot be assigned a MIL scalar, which is how MIL represents a rank-0 value that is computed from an
+input alone, such as the number of tokens in the static cache of transformers.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from ...ir.type_inference import infer_types, is_scalar_update
 from ..contract import Patch
 
 PATCH = Patch(code="TORCH185",
-              title="exported updates of two states that no op reads afterwards, of a state with a quotient at "
-                    "float16, a smaller value or a count by an input, and of a buffer named as an op (`mean`) fail",
+              title="some exported state updates fail: of two states that no op reads afterwards, by a quotient at "
+                    "float16, by a value of smaller shape, of rank 0 by a value computed from an input alone, and of a "
+                    "buffer that has the name of an op (`mean`)",
               upstream=("none known",))
 _PASS = "canonicalize_inplace_pattern"
 _MODULE = "coremltools.converters.mil.mil.passes.defs.optimize_state"

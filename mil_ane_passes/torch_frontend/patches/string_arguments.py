@@ -2,7 +2,7 @@
 
 `torch.export` names a value after the op that makes it (`tanh`, `floor`, `amax`) or after an input. coremltools reads
 the names of values and text arguments as the same kind of string, and takes the value where there is one of that name:
-the mode of the op is then a tensor. Here text arguments become strings that no value is found by.
+the mode of the op is then a tensor. Here text arguments become strings that match no value's name.
 """
 
 from __future__ import annotations

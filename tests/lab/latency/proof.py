@@ -238,7 +238,7 @@ def build_unet_block() -> Program:
 MODELS = (
     Model("Llama-3.2-1B, one token, 512 in cache", build_llama_decode, {
         "m4": "76.1 -> 31.7, K split alone (kasper0406/stablehlo-coreml#110)",
-        "m5": "19.9 with its head, M5 Pro, private route (MidasMulli/ane-compiler)"}),
+        "m5": "19.9 with its head, M5 Pro, without Core ML (MidasMulli/ane-compiler)"}),
     Model("Llama-3.2-1B, 512 tokens", build_llama_prefill, {}),
     Model("Whisper small, encoder", build_whisper_encoder, {"m1": "208, M1 Pro (whisper.cpp#566)"}),
     Model("ViT-B/16", build_vit, {}),
