@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -297,8 +298,8 @@ class HardswishRank2(Rule):
             and names no op.
     when    linear or matmul in fp16 with a result x of rank 2, followed by x * clip(x + 3, 0, 6) / 6, in any form that
             coremltools generates.
-    fix     Reshape x to rank 4 before the layer and back after the hard swish (expand_dims and squeeze; the same
-            values), or write the layer as a 1x1 conv at rank 4.
+    fix     ane::hard_swish_rank_4 reshapes x to rank 4 before the layer and back after the hard swish (the same
+            values). In the source: Linear and Hardswish at rank 4, or a 1x1 conv.
     """
 
     code, slug = "ANE321", "hardswish-rank-2"
@@ -314,24 +315,25 @@ class HardswishRank2(Rule):
     )
 
     def match(self, op: Operation) -> Hit | Miss:
-        source = _find_hard_swish_input(op)
-        if source is None:
+        found = find_hard_swish(op)
+        if found is None:
             return Miss(op, "no hard swish", near=False)
-        layer = source.op
-        if layer is not None and layer.op_type == "add" and (is_const(layer.x) or is_const(layer.y)):
-            layer = (layer.y if is_const(layer.x) else layer.x).op
-        if layer is None or layer.op_type not in ("linear", "matmul"):
+        layer = found.layer
+        if layer is None:
             return Miss(op, "the hard swish does not follow a linear layer", near=False)
-        if source.rank != 2:
-            return Miss(op, f"a hard swish of a linear layer at rank {source.rank}; rank 2 was wrong")
-        return Hit(op, note=f"the hard swish of a {layer.op_type} of rank 2 ({'x'.join(map(str, source.shape))})",
-                   covers=(layer, op))
+        if found.x.rank != 2:
+            return Miss(op, f"a hard swish of a linear layer at rank {found.x.rank}; rank 2 was wrong", near=False)
+        if found.x.dtype != types.fp16:
+            return Miss(op, FP32_UNSUPPORTED_REASON)
+        return Hit(op, note=f"the hard swish of a {layer.op_type} of rank 2 ({'x'.join(map(str, found.x.shape))})",
+                   covers=(layer, op), found=found)
 
     def examples(self) -> Iterable[Example]:
         yield Example("a classifier", lambda: _build_hard_swish(2, True))
         yield Example("written out", lambda: _build_hard_swish(2, False))
         yield Example("rank 4", lambda: _build_hard_swish(4, True),
                       reason="a hard swish of a linear layer at rank 4; rank 2 was wrong")
+        yield Example("fp32", lambda: _build_hard_swish(2, True, np.float32), reason=FP32_UNSUPPORTED_REASON)
         yield make_example(
             "hard sigmoid",
             lambda x: Builder.sigmoid_hard(
@@ -343,11 +345,25 @@ class HardswishRank2(Rule):
         yield make_example("another clip", _build_other_clip, reason="no hard swish", x=(2, 8))
 
 
-def _find_hard_swish_input(op: Operation) -> Var | None:
-    """Return x where `op` is the gate in x * gate(x), else None."""
+@dataclass(frozen=True)
+class HardSwish:
+    """A hard swish of `x`, and the linear layer, if any, that computes `x`.
+
+    `ops` are the ops from the layer (or the first op that reads `x`) to the product x * gate(x), in order.
+    """
+
+    x: Var
+    layer: Operation | None
+    ops: tuple[Operation, ...]
+
+
+def find_hard_swish(op: Operation) -> HardSwish | None:
+    """Find the hard swish of which `op` (sigmoid_hard, relu6 or clip) is the gate, x * gate(x); None if it is not."""
+    path = [op]
     if op.op_type == "sigmoid_hard":
         x = op.x
         source = x.op.x if x.op is not None and x.op.op_type == "thresholded_relu" else x
+        path = [x.op, op] if source is not x else path
     else:
         added = op.x.op
         if added is None or added.op_type != "add" or (
@@ -356,9 +372,22 @@ def _find_hard_swish_input(op: Operation) -> Var | None:
         source = x = added.y if _is_three(added.x) else added.x if _is_three(added.y) else None
         if x is None:
             return None
-    gates = {op.outputs[0], *(each.outputs[0] for each in get_consumers(op.outputs[0]) if each.op_type in _SCALE_OPS)}
-    products = [each for var in {x, source} for each in get_consumers(var) if each.op_type == "mul"]
-    return source if any(each.x in gates or each.y in gates for each in products) else None
+        path = [added, op]
+    scales = [each for each in get_consumers(op.outputs[0]) if each.op_type in _SCALE_OPS]
+    gates = {op.outputs[0], *(each.outputs[0] for each in scales)}
+    products = [each for var in dict.fromkeys((x, source)) for each in get_consumers(var)
+                if each.op_type == "mul" and (each.x in gates or each.y in gates)]
+    if not products:
+        return None
+    before, layer = [], source.op
+    if layer is not None and layer.op_type == "add" and (is_const(layer.x) or is_const(layer.y)):
+        before, layer = [layer], (layer.y if is_const(layer.x) else layer.x).op
+    if layer is None or layer.op_type not in ("linear", "matmul"):
+        before, layer = [], None
+    used = [each for each in scales if each not in products and any(each.outputs[0] in (one.x, one.y)
+                                                                   for one in products)]
+    first = [layer] if layer is not None else []
+    return HardSwish(source, layer, tuple(dict.fromkeys([*first, *before, *path, *used, *products])))
 
 
 def _is_three(var: Var) -> bool:
@@ -372,17 +401,18 @@ def _build_other_clip(x: Var) -> Var:
     return result
 
 
-def _build_hard_swish(rank: int, fused: bool) -> Program:
+def _build_hard_swish(rank: int, fused: bool, dtype: type = np.float16) -> Program:
     def build_body(x: Var) -> Var:
-        made = Builder.linear(x=x, weight=make_weight(4, 8)) if rank == 2 else \
-            Builder.matmul(x=x, y=make_weight(8, 4))
+        made = Builder.linear(x=x, weight=make_weight(4, 8).astype(dtype)) if rank == 2 else \
+            Builder.matmul(x=x, y=make_weight(8, 4).astype(dtype))
         if fused:
-            kept = Builder.thresholded_relu(x=made, alpha=np.float16(-3))
-            gate = Builder.sigmoid_hard(x=kept, alpha=np.float16(1 / 6), beta=np.float16(0.5))
+            kept = Builder.thresholded_relu(x=made, alpha=dtype(-3))
+            gate = Builder.sigmoid_hard(x=kept, alpha=dtype(1 / 6), beta=dtype(0.5))
             result: Var = Builder.mul(x=kept, y=gate, name="y")
             return result
-        gate = Builder.relu6(x=Builder.add(x=made, y=np.float16(3)))
-        result = Builder.mul(x=made, y=Builder.mul(x=gate, y=np.float16(1 / 6)), name="y")
+        gate = Builder.relu6(x=Builder.add(x=made, y=dtype(3)))
+        result = Builder.mul(x=made, y=Builder.mul(x=gate, y=dtype(1 / 6)), name="y")
         return result
 
-    return build_program(build_body, x=(2, 8) if rank == 2 else (1, 1, 2, 8))
+    return build_program(build_body, dtype=types.fp16 if dtype is np.float16 else types.fp32,
+                         x=(2, 8) if rank == 2 else (1, 1, 2, 8))

@@ -162,7 +162,7 @@ def test_the_allowances_of_several_rewrites_add_up_as_the_page_says(capsys):
         assert fault_of(before, within, steps=steps) is None and fault_of(before, beyond, steps=steps) is not None
     assert main(["explain", "guard"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "each rewrite may add 0.5 us" in said and "those of two are 2.9 % of a model of 35 us" in said
+    assert "each rewrite may add 0.5 us" in said and "two rewrites may add 2.9 % to a model of 35 us" in said
 
 
 def test_nothing_is_predicted_where_nothing_guarded_fires():

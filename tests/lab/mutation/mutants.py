@@ -659,6 +659,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "no more than 4 is taken off: large ones overflow",
     ),
     Mutant(
+        "raised-bias-dropped",
+        "hard_swish_rank_4",
+        "hard_swish_rank_4",
+        "    if _has_bias(layer):",
+        "    if not _has_bias(layer):",
+        "the bias of the linear layer is lost",
+    ),
+    Mutant(
         "mish-bounded",
         "stable_mish",
         "stable_mish",
