@@ -213,7 +213,7 @@ def adapt(options: AdaptOptions) -> AdaptReport:
 
 def _plan(options: AdaptOptions, draft: Draft, where: str) -> tuple[str, Callable[[Program, Path, AdaptReport], None]]:
     """Recognize the model and check the options; return its kind, and the function that writes its folder."""
-    from ..transforms.decoder import has_cache, recognize_decoder
+    from ..transforms.decoder import check_constant_buffers, has_cache, recognize_decoder
     from ..transforms.encoder import choose_context, recognize_encoder
 
     if len(draft.program.functions) != 1:
@@ -233,6 +233,7 @@ def _plan(options: AdaptOptions, draft: Draft, where: str) -> tuple[str, Callabl
     encoder = recognize_encoder(draft.program, where)
     context = choose_context(encoder, options.context, where)
     return "encoder", lambda before, folder, report: write_encoder(options, before, draft, encoder, context, folder,
+    check_constant_buffers(draft.program, where)
                                                                    report)
 
 

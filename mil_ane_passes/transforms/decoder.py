@@ -17,8 +17,8 @@ from ..utils.option_spelling import format_option_values
 from .pad_shape import reaches_softmax, read_ranges
 from .shape_inference import Sizes, get_sizes
 
-__all__ = ["DecoderStructure", "find_caches", "find_lookup", "format_sizes", "has_cache", "has_states",
-           "recognize_decoder"]
+__all__ = ["DecoderStructure", "check_constant_buffers", "find_caches", "find_lookup", "format_sizes", "has_cache",
+           "has_states", "recognize_decoder"]
 
 _MASK_RANK = 4
 _UNBOUNDED = 1 << 30
@@ -72,6 +72,30 @@ def has_cache(program: Program) -> bool:
 def has_states(program: Program) -> bool:
     return any(types.is_state(var.sym_type) for function in program.functions.values()
                for var in function.inputs.values())
+
+
+def check_constant_buffers(program: Program, where: str) -> None:
+    """Raise InputError if a model of token ids writes rows at a computed position of constants.
+
+    Without `states=`, the converter makes constants of a decoder's cache buffers, and the rows are lost after each
+    call.
+    """
+    (function,) = program.functions.values()
+    if not any(types.is_tensor(var.sym_type) and types.is_int(var.dtype) and find_lookup(var) is not None
+               for var in function.inputs.values()):
+        return
+    writes = [op for op in function.operations if op.op_type == "slice_update" and is_const(op.x)
+              and types.is_float(op.x.dtype) and not is_const(op.begin)]
+    buffers = {op.x.name.removesuffix("_to_fp16"): tuple(map(int, op.x.shape)) for op in writes}
+    if not buffers:
+        return
+    name, shape = next(iter(buffers.items()))
+    several, more = (", ...", f": {', '.join(buffers)}") if len(buffers) > 1 else ("", f": {name}")
+    raise InputError(f"{where}: the model has no states, but the op '{writes[0].outputs[0].name}' (slice_update) "
+                     f"writes rows into the constant buffer '{name}', and they are lost after each call; expected the "
+                     "cache in states: convert the source model again with states=[ct.StateType(wrapped_type="
+                     f"ct.TensorType(shape={shape}, dtype=np.float16), name='{name}'){several}], one for "
+                     f"each cache buffer{more} (see transforms/README.md)")
 
 
 def recognize_decoder(program: Program, where: str) -> DecoderStructure:

@@ -507,7 +507,7 @@ def make_decoder(path, **options):
 
 
 def decoder(*, batch=1, mask=True, ids=True, state=True, extra=None, extra_rows=1, outputs=1, end=None, write=True,
-            ring=False, activation=False, palette=False, last=False):
+            ring=False, activation=False, palette=False, last=False, constant=False):
     """A decoder of one attention over its own cache, or one that lacks something."""
     steps, length = get_new_symbol(), get_new_symbol() if end is None else end
     specs = {"ids": mb.TensorSpec((batch, steps), dtype=types.int32) if ids else mb.TensorSpec(
@@ -524,15 +524,20 @@ def decoder(*, batch=1, mask=True, ids=True, state=True, extra=None, extra_rows=
             more = mb.reduce_sum(x=mb.cast(x=extra_values, dtype="fp16"), axes=[0], keep_dims=True)
             x = mb.add(x=x, y=more)
         keys = mb.expand_dims(x=mb.matmul(x=x, y=normal(WIDTH, WIDTH).astype(np.float16)), axes=[1])
-        if cache is not None:
+        if cache is not None or constant:
             stop = mb.gather(x=mb.shape(x=mask_values), indices=3, axis=0)
             start = mb.sub(x=stop, y=mb.gather(x=mb.shape(x=mask_values), indices=2, axis=0))
             start = mb.mod(x=start, y=ROWS, name="place") if ring else start
             begin, until = (mb.concat(values=[np.int32([0, 0]), mb.expand_dims(x=each, axes=[0]), np.int32([last])],
                                       axis=0) for each, last in ((start, 0), (stop, WIDTH)))
             until = mb.add(x=until, y=np.int32([batch, 1, 0, 0]))
-            held = mb.read_state(input=cache)
-            if write:
+            if constant:
+                held = mb.slice_update(x=mb.const(val=np.zeros((batch, 1, ROWS, WIDTH), np.float16),
+                                                  name="buffer_to_fp16"), update=keys, begin=begin, end=until,
+                                       name="written")
+            else:
+                held = mb.read_state(input=cache)
+            if write and not constant:
                 held = mb.coreml_update_state(state=cache, value=mb.slice_update(x=held, update=keys, begin=begin,
                                                                                  end=until))
             keys = mb.slice_by_index(x=held, begin=[0, 0, 0, 0], end=until)
@@ -956,6 +961,8 @@ def test_what_is_not_recognized_is_named(tmp_path, capsys, options, reason):
 
 
 @pytest.mark.parametrize(("arguments", "reason"), [
+    ({"state": False, "constant": True}, "source.mlpackage: the model has no states, but the op 'written' "
+     "(slice_update) writes rows into the constant buffer 'buffer'"),
     (["--context", "9"], "the cache has 8 rows; expected 2 to 8"),
     (["--prefill", "8"], "expected fewer tokens than the context, 8"),
     (["--target", "m99"], "m99"),
@@ -977,6 +984,14 @@ def test_caches_of_different_rows_are_those_of_a_sliding_window():
         mb.StateTensorSpec((1, 1, ROWS, WIDTH), dtype=types.fp16),
         mb.StateTensorSpec((1, 1, ROWS // 2, WIDTH), dtype=types.fp16)], opset_version=ct.target.iOS18)
     def program(ids, mask, whole, window):
+def test_a_cache_without_states_says_how_to_convert_it(tmp_path):
+    source = make_decoder(tmp_path / "source.mlpackage", state=False, constant=True)
+    with pytest.raises(ane.InputError, match="expected the cache in states") as refusal:
+        ane.adapt(source, tmp_path / "out")
+    assert ("states=[ct.StateType(wrapped_type=ct.TensorType(shape=(1, 1, 8, 4), dtype=np.float16), name='buffer')]"
+            in str(refusal.value)), str(refusal.value)
+
+
         x = mb.gather(x=normal(9, WIDTH).astype(np.float16), indices=ids, axis=0)
         held = mb.add(x=mb.reduce_sum(x=mb.read_state(input=whole)), y=mb.reduce_sum(x=mb.read_state(input=window)))
         weights = mb.softmax(x=mb.add(x=mb.mul(x=mask, y=held), y=mask), axis=-1)
