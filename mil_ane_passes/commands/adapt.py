@@ -12,7 +12,7 @@ import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from .._version import make_json_header
 from ..package.destination import find_enclosing_package, has_overlap
 from ..package.manifest import check_model_path
 from ..utils.errors import InputError
-from ..utils.option_spelling import choose_spelling, format_option, format_option_values
+from ..utils.option_spelling import choose_spelling, describe_as_steps, format_option, format_option_values
 from ..utils.text_format import escape_text, format_command_path, format_lines, quote_word
 from .adapt_decoder import LOGIT_BOUND, check_sizes, write_decoder
 from .adapt_encoder import RESULT_BOUND, write_encoder
@@ -197,10 +197,12 @@ def adapt(options: AdaptOptions) -> AdaptReport:
     source = get_source_path(options.src)
     target = _check_target(options, source)
     draft = open_draft(options.src)
-    kind, write = _plan(options, draft, str(source))
+    with describe_as_steps("adapt", _list_steps()):
+        kind, write = _plan(options, draft, str(source))
     report = AdaptReport(str(source), str(target), kind, before=measure_package(source, options.target))
     before = clone_program(draft.program)
-    with convert_write_errors(target, "the folder"), Staging(target) as staging:
+    with describe_as_steps("adapt", _list_steps()), convert_write_errors(target, "the folder"), (
+            Staging(target)) as staging:
         folder = staging.folder / "adapted"
         folder.mkdir()
         write(before, folder, report)
@@ -209,6 +211,14 @@ def adapt(options: AdaptOptions) -> AdaptReport:
                            lambda: _check_replaceable(target))
     report.seconds = time.perf_counter() - started
     return report
+
+
+def _list_steps() -> set[str]:
+    """List the options of `edit` that `adapt` does not have: it applies their transforms as steps of its own."""
+    from .edit import EditOptions
+
+    return {each.name for each in fields(EditOptions) if "edit" in each.metadata} - {
+        each.name for each in fields(AdaptOptions)}
 
 
 def _plan(options: AdaptOptions, draft: Draft, where: str) -> tuple[str, Callable[[Program, Path, AdaptReport], None]]:
@@ -223,6 +233,7 @@ def _plan(options: AdaptOptions, draft: Draft, where: str) -> tuple[str, Callabl
         decoder = recognize_decoder(draft.program, where)
         check_sizes(options, decoder)
         return "decoder", lambda before, folder, report: write_decoder(options, before, draft, decoder, folder, report)
+    check_constant_buffers(draft.program, where)
     for name, given in (("prefill", options.prefill), ("cache", None if options.cache == "io" else options.cache),
                         ("embedding", None if options.embedding == "package" else options.embedding),
                         ("parts", options.parts), ("max_part_size", options.max_part_size),
@@ -233,7 +244,6 @@ def _plan(options: AdaptOptions, draft: Draft, where: str) -> tuple[str, Callabl
     encoder = recognize_encoder(draft.program, where)
     context = choose_context(encoder, options.context, where)
     return "encoder", lambda before, folder, report: write_encoder(options, before, draft, encoder, context, folder,
-    check_constant_buffers(draft.program, where)
                                                                    report)
 
 

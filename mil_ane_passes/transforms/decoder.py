@@ -13,7 +13,7 @@ from coremltools.converters.mil.mil import Function, Operation, Program, Var, ty
 from ..ir.query import get_const_value, get_consumers, get_flat_inputs, get_static_shape, is_compressed, is_const
 from ..package.interface import get_feature
 from ..utils.errors import InputError
-from ..utils.option_spelling import format_option_values
+from ..utils.option_spelling import format_advised_option
 from .pad_shape import reaches_softmax, read_ranges
 from .shape_inference import Sizes, get_sizes
 
@@ -172,7 +172,7 @@ def _find_fixed_lengths(
         hides = hides or axes[0] == len(sizes) - 1 and reaches_softmax(var)
     for name, axes in lengths.items():
         shape = f"'{name}' is {format_sizes(get_sizes(function.inputs[name].sym_type) or ())}, an input besides token "
-        fixing = f"{format_option_values('fix_shape', name)}=... of edit"
+        fixing = format_advised_option("fix_shape", f"{name}=...")
         if not hides:
             raise InputError(f"{where}: {shape}ids and a mask, and no input that is added to scores can hide its "
                              f"padding; expected a fixed shape: {fixing}, or a mask of floats (1, 1, 1, S) beside it")

@@ -20,7 +20,7 @@ from ..ir.query import get_consumers, is_const, is_used
 from ..package.interface import describe_feature, get_feature
 from ..passes.interface_change import InterfaceChange
 from ..utils.errors import InputError, suggest_nearest
-from ..utils.option_spelling import choose_spelling, format_option_values
+from ..utils.option_spelling import choose_spelling, format_advised_option, format_option_values
 from ..utils.text_format import format_count
 from .contract import Draft, EditRecord, Transform
 from .dead_ops import find_dead_ops, find_unread_updates, remove_dead_ops
@@ -156,7 +156,7 @@ class _PaddedFunction:
                     LengthSamples.are_possible(self._function, shorter)) and not (
                     LengthSamples.are_cut(self._function, shorter, self._lengths.get_shapes(1))):
                 raise _make_error(f"'{name}' can have another length than '{names[0]}'; expected inputs of one length: "
-                                  f"fix all but one of them with {format_option_values('fix_shape')}")
+                                  f"fix all but one of them with {format_advised_option('fix_shape')}")
 
     def _choose_padding(self, padding: Padding) -> dict[str, float]:
         """Choose the padding of each input: for a mask of floats, a value that hides; else 0."""
@@ -500,7 +500,7 @@ def _read_lengths(function: Function, sizes: Mapping[str, Sizes]) -> _Lengths:
                    if name not in sizes and None in (get_sizes(var.sym_type) or ())]
     if open_inputs:
         raise _make_error(f"'{open_inputs[0]}' is flexible as well; expected its sizes, too, or a fixed shape by "
-                          f"{format_option_values('fix_shape', open_inputs[0])}=...")
+                          f"{format_advised_option('fix_shape', f'{open_inputs[0]}=...')}")
     return _Lengths(shapes, axes)
 
 
@@ -513,7 +513,7 @@ def read_ranges(feature: Any, name: str, declared: tuple[int | None, ...]) -> li
     array = feature.type.multiArrayType if feature is not None else None
     if array is not None and array.HasField("enumeratedShapes"):
         raise _make_error(f"'{name}' has a list of shapes; expected a range: a function for each of the shapes is made "
-                          f"by {format_option_values('fix_shape')}")
+                          f"by {format_advised_option('fix_shape')}")
     if array is None or not array.HasField("shapeRange"):
         return [(1, largest) if size is None else (size, size) for size in declared]
     return [(max(1, int(each.lowerBound)), int(each.upperBound) if each.upperBound > 0 else largest)

@@ -90,9 +90,10 @@ class SplitIntoParts(Transform):
         for number, part in enumerate(parts, 1):
             nbytes = _count_weight_bytes(part.program.functions.values())
             if nbytes > (math.inf if self.max_bytes is None else self.max_bytes):
+                one = "" if self.named == "parts" else (  # `adapt` has no option for a function
+                    f", or {format_option('function')}, which cuts one and leaves the others out")
                 raise InputError(f"{self._asked}: part {number} of {len(parts)} would have {format_bytes(nbytes)} of "
-                                 f"weights in its functions; expected a larger size, or {format_option('function')}, "
-                                 "which cuts one and leaves the others out")
+                                 f"weights in its functions; expected a larger size{one}")
             note = self._describe(part.program.functions[name], number, len(parts), nbytes)
             before.append(EditRecord(self._option, name, "", note))
             part.part = str(number)

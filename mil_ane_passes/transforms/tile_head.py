@@ -13,7 +13,7 @@ from ..ir.query import get_const_value, is_compressed, is_const
 from ..ir.weight_cuts import cut_weight, find_cut_unit, slice_weight
 from ..passes.interface_change import InterfaceChange
 from ..utils.errors import InputError
-from ..utils.option_spelling import format_option, format_option_values
+from ..utils.option_spelling import format_advised_option, format_option_values
 from ..utils.text_format import add_article
 from .contract import Draft, EditRecord, Transform
 from .dead_ops import find_dead_ops, remove_dead_ops
@@ -59,7 +59,7 @@ class TileHead(Transform):
         if taken:
             raise InputError(f"a tile of the output '{self.output}' would have the name of the input or output "
                              f"'{min(taken)}'; expected a free name: rename that one first, by "
-                             f"{format_option('rename')} of edit")
+                             f"{format_advised_option('rename')}")
         tiles: list[Var] = []
         with function:
             mb = RewriteBuilder(function, UniqueNames(function))

@@ -16,7 +16,7 @@ from ..ir.coremltools_internals import add_function_input, remove_function_input
 from ..ir.query import get_consumers, get_static_shape, is_compressed, is_const, iterate_nested_ops, wraps_negatives
 from ..passes.interface_change import InterfaceChange
 from ..utils.errors import InputError
-from ..utils.option_spelling import format_option, format_option_values
+from ..utils.option_spelling import format_advised_option, format_option, format_option_values
 from .contract import Draft, EditRecord, Transform
 from .dead_ops import find_dead_ops, remove_dead_ops
 from .decoder import find_lookup
@@ -105,7 +105,7 @@ class _Change:
                              f"rank {len(self._shape)}; expected token ids of rank {_MAX_RANK - 1} or less")
         if requested.name in {*function.inputs, *(each.name for each in function.outputs)}:
             raise InputError(f"{draft.where}: '{requested.name}' is already an input or output; expected a free name: "
-                             f"rename that one first, by {format_option('rename')} of edit")
+                             f"rename that one first, by {format_advised_option('rename')}")
         cast = choose_interface_dtype(function, self.table.dtype)
         if cast is None:
             raise InputError(f"{draft.where}: the table '{self.table.name}' is "

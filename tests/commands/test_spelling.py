@@ -12,6 +12,8 @@ import mil_ane_passes as ane
 from mil_ane_passes.commands.main import main
 from mil_ane_passes.utils.option_spelling import (
     choose_spelling,
+    describe_as_steps,
+    format_advised_option,
     format_option,
     format_option_values,
     is_command,
@@ -39,6 +41,20 @@ def test_an_option_is_called_as_it_was_given():
             assert not is_command()
         assert is_command()
     assert not is_command() and choose_spelling("a", "b") == "b"
+
+
+def test_options_that_were_not_given_are_steps_of_the_command():
+    """A transform's own option is a step of the command that runs it; other options are advice about `edit`."""
+    with describe_as_steps("adapt", {"io", "fix_shape"}):
+        assert format_option_values("io", "fp16", "x") == "step io of adapt (fp16 x)"
+        assert format_option_values("fix_shape") == "step fix_shape of adapt"
+        assert format_option_values("context", 3) == "context 3"
+        assert format_advised_option("fix_shape", "x=...") == "fix_shape x=... of edit"
+        with use_command_spelling():
+            assert format_option_values("fix_shape") == "step fix-shape of adapt"
+            assert format_advised_option("fix_shape", "x=...") == "--fix-shape x=... of edit"
+            assert format_advised_option("context") == "--context"
+    assert format_option_values("io", "fp16", "x") == "io fp16 x" and format_advised_option("io") == "io"
 
 
 @pytest.mark.parametrize(("words", "named"), [
