@@ -67,7 +67,7 @@ def write_encoder(
     rewrite_package(options, made[-1], folder / _MAIN, report)
     report.after = measure_package(folder / _MAIN, options.target) | {"weight_bytes": count_weight_bytes(folder)}
     manifest = _make_manifest(before.functions[structure.function], drafts, structure, context, report)
-    report.notes = _list_notes(manifest)
+    report.notes = _list_notes(manifest, structure)
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     (folder / "README.md").write_text(_format_readme(manifest, report.notes), encoding="utf-8")
     if options.verify:
@@ -481,15 +481,22 @@ def _slice_results(output: Mapping[str, Any], length: int | None) -> tuple[slice
                  for axis in range(len(output["shape"])))
 
 
-def _list_notes(manifest: Mapping[str, Any]) -> list[str]:
+def _list_notes(manifest: Mapping[str, Any], structure: EncoderStructure) -> list[str]:
     """Return a note for each output that has a value for each token of the vocabulary: logits of a language model.
 
-    Decoders that were converted without their cache are adapted as encoders, for which there is no generate.py.
+    Decoders that were converted without their cache are adapted as encoders, for which there is no generate.py. Where
+    the length is fixed, logits have as many rows as there are token ids.
     """
     vocabulary = manifest["vocabulary"]
+    counts = {manifest["inputs"][name]["shape"][-1] for name in structure.ids}
+
+    def has_rows(shape: Sequence[int], lengths: Sequence[int]) -> bool:
+        return bool(lengths) if structure.lengths else len(shape) > 1 and shape[-2] in counts
+
     return [f"output '{name}' has a value for each of the {vocabulary} tokens of the vocabulary: {_GENERATION_NOTE}"
             for name, each in manifest["outputs"].items()
-            if vocabulary is not None and each["length_axes"] and each["shape"][-1] == vocabulary]
+            if vocabulary is not None and each["shape"][-1:] == [vocabulary] and has_rows(each["shape"],
+                                                                                          each["length_axes"])]
 
 
 def _format_readme(manifest: Mapping[str, Any], notes: Sequence[str]) -> str:

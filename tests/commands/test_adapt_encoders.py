@@ -350,9 +350,10 @@ def test_padding_that_booleans_hide_in_the_main_package(tmp_path, form):
     np.testing.assert_allclose(found, expected, atol=2e-2)
 
 
+@pytest.mark.parametrize("length", [None, CONTEXT])
 @pytest.mark.parametrize("form", ["no mask", "head"])
-def test_a_language_model_without_a_cache_is_noted(tmp_path, form):
-    report = ane.adapt(make_encoder(tmp_path / "source.mlpackage", form=form), tmp_path / "out")
+def test_a_language_model_without_a_cache_is_noted(tmp_path, form, length):
+    report = ane.adapt(make_encoder(tmp_path / "source.mlpackage", form=form, length=length), tmp_path / "out")
     page = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     noted = "to generate text, convert the model with its cache in states"
     assert (f"output 'out' has a value for each of the 9 tokens of the vocabulary: {noted}" in str(report)) == (
