@@ -397,6 +397,16 @@ def test_a_script_with_wrong_ids_says_what_is_expected(llama, monkeypatch, capsy
                                        "makes of text, separated by commas: 1,2,3\n")
 
 
+@pytest.mark.parametrize("given", ["-1", "nan", "inf"])
+def test_a_script_rejects_a_temperature_below_zero(tmp_path, monkeypatch, capsys, given):
+    from mil_ane_passes.report.decoder import generate
+
+    monkeypatch.setattr(generate, "__file__", str(tmp_path / "generate.py"))
+    assert generate.main(["--ids", "1", "--temperature", given, "--runtime", "reference"]) == 2
+    assert capsys.readouterr().err == (f"generate.py: --temperature: found {float(given):g}; expected 0, for the most "
+                                       "likely token, or a larger number\n")
+
+
 def write_cut_archive(path):
     np.savez(path, states=np.zeros((40, 40)))
     path.write_bytes(path.read_bytes()[:-200])
@@ -951,6 +961,8 @@ def test_a_cache_that_is_carried_in_another_way_is_named(tmp_path, capsys, optio
     ({"end": ROWS}, "the mask 'mask' is (1, 1, ?, 8); expected (1, 1, T, E) with flexible E"),
     ({"write": False}, "no rows are written to the cache at a position"),
     ({"ring": True}, "(slice_update) writes at a position modulo a number ('place', mod), as the cache of a"),
+    ({"state": False, "constant": True}, "source.mlpackage: the model has no states, but the op 'written' "
+     "(slice_update) writes rows into the constant buffer 'buffer'"),
 ])
 def test_what_is_not_recognized_is_named(tmp_path, capsys, options, reason):
     source = make_decoder(tmp_path / "source.mlpackage", **options)
@@ -961,8 +973,6 @@ def test_what_is_not_recognized_is_named(tmp_path, capsys, options, reason):
 
 
 @pytest.mark.parametrize(("arguments", "reason"), [
-    ({"state": False, "constant": True}, "source.mlpackage: the model has no states, but the op 'written' "
-     "(slice_update) writes rows into the constant buffer 'buffer'"),
     (["--context", "9"], "the cache has 8 rows; expected 2 to 8"),
     (["--prefill", "8"], "expected fewer tokens than the context, 8"),
     (["--target", "m99"], "m99"),
@@ -972,6 +982,14 @@ def test_sizes_that_do_not_fit_are_explained(tmp_path, capsys, arguments, reason
     assert main(["adapt", str(source), "-o", str(tmp_path / "out"), *arguments]) == 2
     assert reason in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_cache_without_states_says_how_to_convert_it(tmp_path):
+    source = make_decoder(tmp_path / "source.mlpackage", state=False, constant=True)
+    with pytest.raises(ane.InputError, match="expected the cache in states") as refusal:
+        ane.adapt(source, tmp_path / "out")
+    assert ("states=[ct.StateType(wrapped_type=ct.TensorType(shape=(1, 1, 8, 4), dtype=np.float16), name='buffer')]"
+            in str(refusal.value)), str(refusal.value)
 
 
 def test_caches_of_different_rows_are_those_of_a_sliding_window():
@@ -984,14 +1002,6 @@ def test_caches_of_different_rows_are_those_of_a_sliding_window():
         mb.StateTensorSpec((1, 1, ROWS, WIDTH), dtype=types.fp16),
         mb.StateTensorSpec((1, 1, ROWS // 2, WIDTH), dtype=types.fp16)], opset_version=ct.target.iOS18)
     def program(ids, mask, whole, window):
-def test_a_cache_without_states_says_how_to_convert_it(tmp_path):
-    source = make_decoder(tmp_path / "source.mlpackage", state=False, constant=True)
-    with pytest.raises(ane.InputError, match="expected the cache in states") as refusal:
-        ane.adapt(source, tmp_path / "out")
-    assert ("states=[ct.StateType(wrapped_type=ct.TensorType(shape=(1, 1, 8, 4), dtype=np.float16), name='buffer')]"
-            in str(refusal.value)), str(refusal.value)
-
-
         x = mb.gather(x=normal(9, WIDTH).astype(np.float16), indices=ids, axis=0)
         held = mb.add(x=mb.reduce_sum(x=mb.read_state(input=whole)), y=mb.reduce_sum(x=mb.read_state(input=window)))
         weights = mb.softmax(x=mb.add(x=mb.mul(x=mask, y=held), y=mask), axis=-1)

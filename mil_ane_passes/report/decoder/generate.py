@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import math
 import sys
 import zipfile
 import zlib
@@ -283,6 +284,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         ids = read_ids(arguments.ids)
+        if not 0 <= arguments.temperature < math.inf:
+            raise ValueError(f"--temperature: found {arguments.temperature:g}; expected 0, for the most likely token, "
+                             "or a larger number")
         fixed = {} if arguments.inputs is None else read_inputs(arguments.inputs)
         decoder = Decoder(Path(__file__).resolve().parent, open_by(arguments.runtime), fixed)
         vocabulary = decoder.manifest["vocabulary"]
