@@ -55,7 +55,7 @@ class RunOptions:
     "the .mlpackage or .mlmodel to run"
     feeds: Mapping[str, Array] = field(
         metadata=flag(metavar="F.npz", required=True, parse=lambda path: read_arrays(path) or {}))
-    "inputs by name"
+    "inputs by name; images: uint8 (height, width, 3), or (1, channels, height, width) with values from 0 to 255"
     _: KW_ONLY
     precision: str = field(default="float32", metadata=flag(choices=("float64", "float32", "float16")))
     "float16 rounds each value to its declared dtype (default: float32)"

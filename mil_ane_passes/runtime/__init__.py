@@ -17,8 +17,9 @@ and PyTorch drops it. The runtime keeps it: its maximum is -inf and its average 
 
 `predictor` has the signatures, coercions and errors of `MLModel.predict` and `make_state`, so a test suite that
 predicts also runs on systems other than macOS. Feeds are checked before anything runs: names, dtypes, shapes against
-the enumerated or ranged set, images against their size and colour layout (a PIL image, uint8 pixels of shape (height,
-width, 3), or an array in the layout of the program).
+the enumerated or ranged set, images against their size and colour layout. An image is a PIL image, uint8 pixels of
+shape (height, width, 3) in RGB order, or an array (1, channels, height, width) in the channel order of the model, uint8
+or float, with values from 0 to 255: values from 0 to 1 are accepted, and are nearly black.
 
 Published faults of the ANE (quirks) can be imitated by name; they are off by default. `mil-ane-passes verify A A
 --quirk NAME` tests whether a fault would affect the model, and `verify A B --quirk NAME` whether a rewrite avoids it. A

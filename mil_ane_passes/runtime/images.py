@@ -12,7 +12,7 @@ from coremltools import proto
 
 from ..utils.errors import InputError
 
-__all__ = ["array_from_image", "image_from_array", "is_image", "is_pixels", "pixels_from_array"]
+__all__ = ["array_from_image", "array_from_planes", "image_from_array", "is_image", "is_pixels", "pixels_from_array"]
 
 _Image = proto.FeatureTypes_pb2.ImageFeatureType
 _RGB, _BGR = int(_Image.RGB), int(_Image.BGR)
@@ -48,6 +48,30 @@ def array_from_image(who: str, value: Any, colour: int) -> np.ndarray[Any, Any]:
         return pixels[None, None]
     planes = pixels.transpose(2, 0, 1)[None]
     return np.ascontiguousarray(planes[:, ::-1] if colour == _BGR else planes)
+
+
+def array_from_planes(who: str, array: np.ndarray[Any, Any], colour: int) -> np.ndarray[Any, Any]:
+    """Convert uint8 of shape ([1,] channels, height, width), values from 0 to 255, to float32 of rank 4.
+
+    Channels are in the order of the model, as those of floats, which are returned unchanged. Raises InputError for
+    arrays with the channels last, and for other dtypes.
+    """
+    channels = 3 if colour in (_RGB, _BGR) else 1
+    form = "(height, width, 3)" if channels == 3 else "(height, width)"
+    if array.ndim in (3, 4) and array.shape[-1] == channels != array.shape[-3]:
+        height, width = array.shape[-3:-1]
+        order = ", channels in the order BGR" if colour == _BGR else ""
+        pixels = "0" if channels == 3 else "0, ..., 0"
+        advice = "array.transpose(2, 0, 1)[None]" if array.ndim == 3 else "array.transpose(0, 3, 1, 2)" + (
+            f", or pass array[{pixels}], pixels {form}" if array.dtype == np.uint8 else "")
+        raise InputError(f"{who}: found shape {array.shape}, with the channels last; expected (1, {channels}, "
+                         f"{height}, {width}){order}: transpose it with {advice}")
+    if array.dtype == np.uint8:
+        return (array[None] if array.ndim == 3 else array).astype(np.float32)
+    if array.dtype.kind != "f":
+        raise InputError(f"{who}: found dtype {array.dtype}; expected a PIL image, uint8 pixels {form}, or (1, "
+                         f"{channels}, height, width) with values from 0 to 255, uint8 or float")
+    return array
 
 
 def pixels_from_array(array: np.ndarray[Any, Any], colour: int) -> np.ndarray[Any, Any]:

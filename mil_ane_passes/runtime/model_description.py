@@ -10,7 +10,7 @@ import numpy as np
 from ..utils.errors import InputError
 from ..utils.npz import StoredArray
 from .feeds import to_array, to_feed_dict
-from .images import array_from_image, is_image, is_pixels
+from .images import array_from_image, array_from_planes, is_image, is_pixels
 
 __all__ = ["apply_description", "check_feature_shape", "get_array_dtype"]
 
@@ -45,7 +45,8 @@ def _apply_feature(feature: Any, value: Any) -> Any:
     if feature.type.HasField("imageType"):
         image = feature.type.imageType
         seen = is_image(value) or is_pixels(value)
-        array: Any = array_from_image(who, value, image.colorSpace) if seen else to_array(who, value)
+        array: Any = array_from_image(who, value, image.colorSpace) if seen else array_from_planes(
+            who, to_array(who, value), image.colorSpace)
         check_feature_shape(who, array.shape, feature)
         return array
     if is_image(value):

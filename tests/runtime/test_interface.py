@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ import mil_ane_passes as ane
 from mil_ane_passes.runtime.model_description import apply_description, get_array_dtype
 
 
-def package(tmp_path: Path, shape: Any) -> Path:
+def package(tmp_path: Path, shape: Any, channels: int = 3) -> Path:
     path = tmp_path / "model.mlpackage"
-    traced = torch.jit.trace(torch.nn.ReLU(), torch.ones(1, 3, 8, 8))
+    traced = torch.jit.trace(torch.nn.ReLU(), torch.ones(1, channels, 8, 8))
     inputs = [shape if isinstance(shape, ct.ImageType) else ct.TensorType("x", shape)]
     ct.convert(traced, inputs=inputs, compute_precision=ct.precision.FLOAT32, skip_model_load=True,
                minimum_deployment_target=ct.target.iOS16).save(str(path))
@@ -90,6 +91,38 @@ class TestImages:
         np.testing.assert_allclose(found, expected, atol=1e-6)
         (laid_out,) = ane.run(path, {"x": bgr}).values()
         np.testing.assert_array_equal(laid_out, found)
+
+    @pytest.mark.parametrize("layout", [ct.colorlayout.RGB, ct.colorlayout.BGR, ct.colorlayout.GRAYSCALE])
+    def test_bytes_in_the_layout_of_the_program(self, tmp_path: Path, layout: Any) -> None:
+        """The values of uint8 are pixels; channels are in the order of the model, as those of floats are."""
+        channels = 1 if layout == ct.colorlayout.GRAYSCALE else 3
+        path = package(tmp_path, ct.ImageType("x", (1, channels, 8, 6), color_layout=layout), channels)
+        planes = np.random.default_rng(0).integers(0, 256, (1, channels, 8, 6)).astype(np.uint8)
+        for given in (planes, planes[0], planes.astype(np.float32)):
+            (found,) = ane.run(path, {"x": given}).values()
+            np.testing.assert_array_equal(found, planes)
+            assert found.dtype == np.float32
+
+    @pytest.mark.parametrize(("layout", "shape", "dtype", "said"), [
+        ("RGB", (1, 8, 6, 3), np.float32, "found shape (1, 8, 6, 3), with the channels last; expected (1, 3, 8, 6): "
+                                          "transpose it with array.transpose(0, 3, 1, 2)"),
+        ("BGR", (8, 6, 3), np.float32, "found shape (8, 6, 3), with the channels last; expected (1, 3, 8, 6), channels "
+                                       "in the order BGR: transpose it with array.transpose(2, 0, 1)[None]"),
+        ("RGB", (1, 8, 6, 3), np.uint8, "array.transpose(0, 3, 1, 2), or pass array[0], pixels (height, width, 3)"),
+        ("GRAYSCALE", (1, 8, 6, 1), np.uint8, "expected (1, 1, 8, 6): transpose it with array.transpose(0, 3, 1, 2), "
+                                              "or pass array[0, ..., 0], pixels (height, width)"),
+        ("RGB", (1, 3, 8, 6), np.int64, "found dtype int64; expected a PIL image, uint8 pixels (height, width, 3), or "
+                                        "(1, 3, height, width) with values from 0 to 255, uint8 or float"),
+        ("GRAYSCALE", (1, 1, 8, 6), np.bool_, "uint8 pixels (height, width), or (1, 1, height, width)"),
+        ("RGB", (1, 3, 6, 8), np.uint8, "found an image of height 6, width 8, expected height 8, width 6; resize it"),
+        ("RGB", (1, 1, 8, 6), np.uint8, "found shape (1, 1, 8, 6), expected fp32 (1, 3, 8, 6); axis 1 differs"),
+    ])
+    def test_arrays_that_are_no_image(self, tmp_path: Path, layout: str, shape: Any, dtype: Any, said: str) -> None:
+        channels = 1 if layout == "GRAYSCALE" else 3
+        image = ct.ImageType("x", (1, channels, 8, 6), color_layout=getattr(ct.colorlayout, layout))
+        path = package(tmp_path, image, channels)
+        with pytest.raises(ane.InputError, match=f"feed 'x': .*{re.escape(said)}"):
+            ane.run(path, {"x": np.zeros(shape, dtype)})
 
     def test_the_wrong_size(self, tmp_path: Path) -> None:
         path = package(tmp_path, ct.ImageType("x", (1, 3, 8, 6)))
