@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import coremltools as ct
@@ -71,14 +71,15 @@ def get_type_kind(var: Var) -> str:
     return next((kind for kind, check in checks.items() if check(var.sym_type)), "value of unknown type")
 
 
-def _make_absent_error(value: str, functions: Iterable[Function], gone: Mapping[str, str]) -> InputError:
+def _make_absent_error(value: str, functions: Collection[Function], gone: Mapping[str, str]) -> InputError:
     names = set().union(*map(collect_names, functions))
     if value in names:
         return InputError(
             f"{format_option_values('expose', value)}: '{value}' is made inside a nested block, of a condition or a "
             "loop; only values at the top of a function can be outputs"
         )
-    return make_unknown_name_error(value, format_option_values("expose", value), names, gone=gone)
+    return make_unknown_name_error(value, format_option_values("expose", value), names, gone=gone,
+                                   functions=functions)
 
 
 def _expose_value(draft: Draft, name: str, function: Function, var: Var) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-from coremltools.converters.mil.mil import Block, Function, Var
+from coremltools.converters.mil.mil import Block, Function, Var, types
 
 from ..package.origin import get_origin
 from ..utils.errors import InputError, suggest_nearest
@@ -22,6 +23,8 @@ _RESERVED_WORDS = {
 }
 "Reserved words of MIL's text form, to which Core ML compiles models: coremltools renames values with such names."
 _MAX_NAMES_LISTED = 20
+_MAX_SIMILAR = 3
+"More similar names than these are mostly numbered values, of which none is meant."
 
 
 def check_identifier(name: str, who: str) -> None:
@@ -40,10 +43,14 @@ def strip_percent(name: str) -> str:
 
 
 def make_unknown_name_error(
-    name: str, who: str, names: Iterable[str], what: str = "value", gone: Mapping[str, str] | None = None
+    name: str, who: str, names: Iterable[str], what: str = "value", gone: Mapping[str, str] | None = None,
+    functions: Iterable[Function] = (),
 ) -> InputError:
     """Make the error for an unknown name; `names` are the known names, `gone` maps names that an earlier edit removed
     to its option.
+
+    If `names` has all values of `functions`, only inputs, outputs, states and similar names are listed: most of the
+    others are constants and values that the converter has numbered.
     """
     if gone and name in gone:
         how = "removed" if gone[name] == "drop_output" else "replaced"
@@ -51,7 +58,10 @@ def make_unknown_name_error(
             f"{who}: '{name}' is {how} by {format_option(gone[name])} already; expected only one of the two"
         )
     names = list(names)
-    near = suggest_nearest(name, names) or _suggest_longer(name, names) or format_known_names(names, what)
+    functions = list(functions)
+    near = suggest_nearest(name, names) or _suggest_longer(name, names) or (
+        f"{_format_interface(functions)}{_format_similar(name, names)}" if functions else
+        format_known_names(names, what))
     return InputError(f"{who}: there is no {what} '{name}' in the model{near}")
 
 
@@ -68,8 +78,27 @@ def _suggest_longer(name: str, names: Iterable[str]) -> str:
 def format_known_names(names: Iterable[str], what: str) -> str:
     """Format at most 20 known names for an error, such as `"; its values are a, b"`."""
     listed = sorted(names)
-    more = f" and {len(listed) - _MAX_NAMES_LISTED} more" if len(listed) > _MAX_NAMES_LISTED else ""
-    return f"; its {what}s are {', '.join(listed[:_MAX_NAMES_LISTED])}{more}" if listed else f"; it has no {what}s"
+    return f"; its {what}s are {_join_names(listed)}" if listed else f"; it has no {what}s"
+
+
+def _join_names(names: list[str]) -> str:
+    more = f" and {len(names) - _MAX_NAMES_LISTED} more" if len(names) > _MAX_NAMES_LISTED else ""
+    return f"{', '.join(names[:_MAX_NAMES_LISTED])}{more}"
+
+
+def _format_interface(functions: Iterable[Function]) -> str:
+    """Format the inputs, outputs and states of functions: `" (inputs: x; outputs: y)"`."""
+    found: dict[str, dict[str, None]] = {"inputs": {}, "outputs": {}, "states": {}}
+    for function in functions:
+        for name, var in function.inputs.items():
+            found["states" if types.is_state(var.sym_type) else "inputs"][name] = None
+        found["outputs"] |= dict.fromkeys(var.name for var in function.outputs)
+    return f" ({'; '.join(f'{kind}: {_join_names(list(names))}' for kind, names in found.items() if names)})"
+
+
+def _format_similar(name: str, names: Iterable[str]) -> str:
+    similar = difflib.get_close_matches(name, sorted(names), n=_MAX_SIMILAR)
+    return f"; similar names: {', '.join(similar)}" if similar else ""
 
 
 def iterate_values(block: Block) -> Iterator[Var]:

@@ -43,7 +43,8 @@ class Rename(Transform):
         for old, new in self.names.items():
             if not any(old in names for names in present.values()):
                 known: set[str] = set().union(*present.values())
-                raise make_unknown_name_error(old, _format_option(old, new), known, gone=draft.gone)
+                raise make_unknown_name_error(old, _format_option(old, new), known, gone=draft.gone,
+                                              functions=functions.values())
         if draft.is_pipeline:
             _check_pipeline(draft, self.names, self.function)
         for name, function in functions.items():
