@@ -25,6 +25,7 @@ from ..utils.text_format import escape_text, format_command_path, format_lines, 
 from .adapt_decoder import LOGIT_BOUND, check_sizes, write_decoder
 from .adapt_encoder import RESULT_BOUND, write_encoder
 from .adapt_parts import format_figures, measure_package
+from .adapted_folder import KINDS, MANIFEST
 from .options import (
     Progress,
     add_format_option,
@@ -48,10 +49,7 @@ __all__ = ["AdaptOptions", "AdaptReport", "adapt"]
 HELP = "make a language model run on the ANE: encoders, and decoders with a script that generates tokens"
 EXAMPLE = "adapt decoder.mlpackage -o adapted --prefill 64"
 
-_MANIFEST = "manifest.json"
-_KINDS = ("decoder", "encoder")
-"Values of `kind` in manifests."
-_UNNAMED_FILES = frozenset({_MANIFEST, "README.md", "generate.py", "__pycache__", ".DS_Store"})
+_UNNAMED_FILES = frozenset({MANIFEST, "README.md", "generate.py", "__pycache__", ".DS_Store"})
 "Files of an adapted folder that its manifest does not list."
 
 
@@ -273,12 +271,12 @@ def _check_replaceable(target: Path) -> None:
     """Raise InputError if `target` contains files that no earlier run wrote: they would be lost."""
     text, found = "", None
     try:
-        text = (target / _MANIFEST).read_text(encoding="utf-8")
+        text = (target / MANIFEST).read_text(encoding="utf-8")
         found = json.loads(text)
     except (ValueError, RecursionError, OSError):
         pass
-    if not isinstance(found, dict) or found.get("kind") not in _KINDS or not {"schema", "predicted"} <= found.keys():
-        raise InputError(f"output '{target}' exists without a {_MANIFEST} of an earlier run; expected a free name")
+    if not isinstance(found, dict) or found.get("kind") not in KINDS or not {"schema", "predicted"} <= found.keys():
+        raise InputError(f"output '{target}' exists without a {MANIFEST} of an earlier run; expected a free name")
     foreign = sorted(name for name in os.listdir(target)
                      if name not in _UNNAMED_FILES and json.dumps(name) not in text)  # the manifest lists packages
     if foreign:

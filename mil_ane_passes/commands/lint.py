@@ -29,6 +29,7 @@ from ..utils.garbage_collection import pause_garbage_collection
 from ..utils.json_file import BASELINE_FORM, MEASUREMENT_FORM, expect_json_file
 from ..utils.locking import synchronized
 from ..utils.text_format import escape_text, format_lines
+from .adapted_folder import is_cpu_lookup
 from .batch_sources import Source, find_sources
 from .lint_fix import FixOptions, check_fix_options, fix_sources
 from .lint_gates import GateOptions, Gates
@@ -379,7 +380,7 @@ class _Linter:
                 taken = None if report.measured is None else report.measured.match.measurement
                 unused = [each for each in self.measurements if taken is not None and each is not taken]
                 report.after = self._lint_source(self.options.after, unused)
-            if self.baseline is not None:
+            if self.baseline is not None and not report.not_judged:
                 known = self.baseline.select(report.model, self.options.target, several=several)
                 report.baseline = known.compare(report.findings)
             if self.options.sizes:
@@ -410,7 +411,7 @@ def _lint_source(
     from ..ane.fixes import attach_fixes
     from ..ane.measured_otherwise import MeasuredOtherwise, iterate_contradictions
     from ..ane.prediction import update_unmeasured
-    from ..report.lint import LintReport
+    from ..report.lint import FOR_CPU, LintReport
     from .lint_network import lint_network
     from .lint_outlook import SourceOutlook
     from .sources import open_source
@@ -425,6 +426,8 @@ def _lint_source(
         found = [*update_unmeasured(plan, found), *iterate_contradictions(agreement)]
     report = LintReport.of(source.name, target, plan, attach_fixes(found, names), {*names, MeasuredOtherwise.name})
     report.measured = agreement
+    if source.package is not None and is_cpu_lookup(source.package.path):
+        report.not_judged, report.findings, report.near_misses = FOR_CPU, [], []
     report.findings = _keep_possible_cuts(report.findings, source)
     report.upgraded = source.upgraded
     report.network = lint_network(src, source, plan, target, codes)

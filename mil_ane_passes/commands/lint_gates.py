@@ -60,7 +60,7 @@ class Gates:
 
     def is_under(self, report: LintReport) -> bool:
         """Return whether too few ops are predicted on the ANE."""
-        return self.fail_under is not None and report.share < self.fail_under
+        return self.fail_under is not None and not report.not_judged and report.share < self.fail_under
 
     def explain_failures(self, report: LintReport) -> Iterator[str]:
         """Yield a message for each requested gate that `report` fails."""

@@ -78,12 +78,13 @@ def _lint_package(path: str, linters: Mapping[str, Lint], gates: Gates) -> tuple
     package = load(path)
     columns: list[TargetColumn] = []
     messages: list[str] = []
-    fails = False
+    fails, not_judged = False, ""
     for name, lint in linters.items():
         report = lint(package)
         if not columns:
             print_upgrades(report)
         columns.append(TargetColumn.of(report))
+        not_judged = report.not_judged
         messages += [f"{path} on {name}: {message}" for message in gates.explain_failures(report)]
         fails |= gates.fails(report)
-    return PackageMatrix(path, columns), messages, fails
+    return PackageMatrix(path, columns, not_judged), messages, fails

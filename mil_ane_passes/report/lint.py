@@ -36,7 +36,10 @@ from .lint_text import format_headline, format_lint_text
 from .network import LayerFinding, NetworkLint
 from .next_step import NextStep, Outlook, find_next_step
 
-__all__ = ["LintReport"]
+__all__ = ["FOR_CPU", "LintReport"]
+
+FOR_CPU = "for the CPU (manifest.json)"
+"Why a lookup in a folder of `adapt` is not judged."
 
 
 @dataclass
@@ -51,8 +54,9 @@ class LintReport(Document):
     is not Core ML's estimate in `plan`. `upgraded` describes the model where it is a NeuralNetwork,
     `network` has what is reported of its layers. `sizes` is advice on compressed weights, and `storage` the weights by
     format; both are None if they were not requested. `ignored` are findings that settings
-    ignore at single ops; they are not among `findings`. `outlook` is asked for the next step, and is not part of the
-    JSON.
+    ignore at single ops; they are not among `findings`. `not_judged` is the reason why a package has no findings and
+    does not count for gates: it is meant for the CPU; it is empty for all others. `outlook` is asked for the next step,
+    and is not part of the JSON.
     """
 
     model: str
@@ -71,6 +75,7 @@ class LintReport(Document):
     sizes: SizeAdvice | None = None
     storage: Storage | None = None
     ignored: list[Ignored] = field(default_factory=list)
+    not_judged: str = ""
     outlook: Outlook | None = field(default=None, compare=False)
 
     @classmethod
@@ -187,6 +192,7 @@ class LintReport(Document):
             "buffers": [item.to_dict() for item in self.buffers],
             "summary": self.summary(),
             "next_step": None if self.next_step is None else self.next_step.to_dict(),
+            **({"not_judged": self.not_judged} if self.not_judged else {}),
             **({"ignored": [each.to_dict() for each in self.ignored]} if self.ignored else {}),
             **({"after": self.after.to_dict()} if self.after is not None else {}),
             **({"baseline": self.baseline.to_dict()} if self.baseline is not None else {}),

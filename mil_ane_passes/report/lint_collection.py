@@ -33,6 +33,7 @@ class CollectionTotals:
     with_findings: int = 0
     findings: int = 0
     ignored: int = 0
+    not_judged: int = 0
     ops: int = 0
     on_ane: int = 0
     failed: dict[str, str] = field(default_factory=dict)
@@ -41,6 +42,9 @@ class CollectionTotals:
 
     def add(self, report: LintReport) -> None:
         """Count the findings of a report by severity, and its ops."""
+        if report.not_judged:
+            self.not_judged += 1
+            return
         shown = report.shown_findings
         findings = sum(item.severity.fails for item in shown)
         self.packages += 1
@@ -55,7 +59,8 @@ class CollectionTotals:
     def to_dict(self) -> dict[str, Any]:
         return {"packages": self.packages, "with_findings": self.with_findings, "findings": self.findings,
                 "severities": {each.value: count for each, count in self.severities.items()},
-                "ignored": self.ignored, "ops": self.ops, "predicted_on_ane": self.on_ane, "failed": len(self.failed)}
+                "ignored": self.ignored, **({"not_judged": self.not_judged} if self.not_judged else {}),
+                "ops": self.ops, "predicted_on_ane": self.on_ane, "failed": len(self.failed)}
 
     def list_failures(self) -> list[dict[str, str]]:
         """List the packages without report as JSON."""
@@ -64,13 +69,14 @@ class CollectionTotals:
     def __str__(self) -> str:
         where = f" in {self.with_findings} of them" if self.findings and self.packages > 1 else ""
         failed = f"; {format_count(len(self.failed), 'package')} could not be read" if self.failed else ""
+        skipped = f"; {self.not_judged} for the CPU, not judged" if self.not_judged else ""
         ignored = f", {self.ignored} ignored" if self.ignored else ""
         severities = ", ".join(f"{count} {each.label}" for each, count in self.severities.items()
                                if each.fails and count)
         return (f"{format_count(self.packages, 'package')}: {format_count(self.findings, 'finding')}{where}"
                 f"{f' ({severities})' if severities else ''}, "
                 f"{format_count(self.severities[Severity.SUGGESTION], 'suggestion')}{ignored}; {self.on_ane} of "
-                f"{format_count(self.ops, 'op')} predicted on the ANE{failed}")
+                f"{format_count(self.ops, 'op')} predicted on the ANE{skipped}{failed}")
 
 
 class Collection(Protocol):

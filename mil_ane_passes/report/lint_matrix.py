@@ -57,12 +57,16 @@ class PackageMatrix:
 
     model: str
     columns: Sequence[TargetColumn]
+    not_judged: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        return {"model": self.model, "targets": [column.to_dict() for column in self.columns]}
+        return {"model": self.model, "targets": [column.to_dict() for column in self.columns],
+                **({"not_judged": self.not_judged} if self.not_judged else {})}
 
     def format(self, *, everything: bool = False) -> str:
         """Format the tables; `everything`: also op kinds that are supported everywhere."""
+        if self.not_judged:
+            return format_lines([f"{self.model}: {self.not_judged}: not judged"])
         targets = [column.target for column in self.columns]
         ops = self.columns[0].summary["ops"]
         lines = [f"{self.model} on {len(targets)} targets, predicted: {format_count(ops, 'op')}"]

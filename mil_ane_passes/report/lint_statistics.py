@@ -137,6 +137,8 @@ class StatisticsCollection:
 
     def add(self, report: LintReport) -> str | None:
         """Count the findings and the ops of a report; nothing is printed before the end."""
+        if report.not_judged:
+            return None
         _count_findings(report, self.rules)
         _count_kinds(report, self.kinds)
         if report.after is not None:

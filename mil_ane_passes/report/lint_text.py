@@ -45,6 +45,8 @@ _MIN_SHARE_SAVED = 0.01
 def format_lint_text(report: LintReport, *, everything: bool = False, evidence: bool = True) -> str:
     """Format the report as text; `everything`: all matches, and with a baseline also its known findings; `evidence`:
     the confidence and a source of each finding."""
+    if report.not_judged:
+        return format_lines([format_headline(report)])
     shown = None if everything else _MAX_MATCHES_LISTED
     lines = [
         format_headline(report),
@@ -84,6 +86,8 @@ def format_lint_text(report: LintReport, *, everything: bool = False, evidence: 
 
 def format_headline(report: LintReport) -> str:
     """Format the first line: predicted shares, partitions, transitions, the segmenter's estimate, unsupported ops."""
+    if report.not_judged:
+        return f"{report.model}: {report.not_judged}: not judged"
     summary = report.summary()
     if not summary["ops"]:
         return f"{report.model}: 0 ops"

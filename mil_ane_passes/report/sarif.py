@@ -78,6 +78,7 @@ class SarifLog:
         self.models.append({
             "model": report.model, "target": report.target, "predicted": True, "summary": report.summary(),
             "next_step": None if report.next_step is None else report.next_step.to_dict(),
+            **({"not_judged": report.not_judged} if report.not_judged else {}),
             **upgrades_to_dict(report.upgraded),
             **({"network": {name: value for name, value in report.network.to_dict().items()
                             if name != "findings"}} if report.network is not None else {})})

@@ -333,6 +333,8 @@ def test_before_functions_there_are_two_packages(tmp_path):
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert [(part["lookup"], list_packages(part), part["function"]) for part in manifest["parts"]] == [
         (f"{name}_lookup.mlpackage", [f"{name}.mlpackage"], None) for name in ("decode", "prefill")]
+    assert {name for name in ("decode_lookup", "decode", "prefill_lookup", "prefill") if ane.lint(
+        tmp_path / "out" / f"{name}.mlpackage", target="m4").not_judged} == {"decode_lookup", "prefill_lookup"}
     chunks, singles = (Decoder(tmp_path / "out", open_by("reference")) for _ in range(2))
     for each in (1, 2, 3):
         single = singles.feed([each])

@@ -343,6 +343,8 @@ def test_padding_that_booleans_hide_in_the_main_package(tmp_path, form):
     assert report.status == "written" and report.after["unsupported"] == {}, str(report)
     function = ane.load(tmp_path / "out" / "encoder.mlpackage").program.functions["main"]
     assert {var.dtype for var in function.inputs.values()} == {types.fp16}
+    assert [bool(ane.lint(tmp_path / "out" / f"{each}.mlpackage", target="m4").not_judged)
+            for each in ("lookup", "encoder")] == [True, False]
     assert {"greater", "select"} <= {op.op_type for op in function.operations}
     ids, mask = np.array([[3, 1, 4, 1, 5]], np.int32), np.array([[1, 1, 0, 1, 1]], np.int32)
     (expected,) = ane.run(tmp_path / "source.mlpackage", {"ids": ids, "mask": mask}).values()

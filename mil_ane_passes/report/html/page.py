@@ -75,6 +75,8 @@ def _embed_json(data: dict[str, Any]) -> str:
 def _format_lead(report: LintReport) -> str:
     """Format the summary that is shown without JavaScript."""
     summary = report.summary()
+    if report.not_judged:
+        return f"{report.not_judged}: not judged. "
     return (f"{summary['predicted_on_ane']} of {summary['ops']} ops are predicted to run on the ANE of "
             f"{report.target}, in {len(report.plan.segments)} segments; {len(report.findings)} findings. "
             + describe_cause(report.plan) + _format_step(report)
