@@ -259,7 +259,7 @@ def test_parts_of_at_most_a_size(tmp_path, capsys):
     manifest = json.loads((tmp_path / "whole" / "manifest.json").read_text())
     assert len(list_packages(manifest["parts"][0])) == 1
     assert main([*whole, "--parts", "2", "--overwrite"]) == 2
-    assert "--parts 2 and --max-part-size 1GB: each says how many parts to make" in capsys.readouterr().err
+    assert "--parts 2 and --max-part-size 1GB: each sets the number of parts" in capsys.readouterr().err
     assert main(["adapt", str(source), "-o", str(tmp_path / "none"), "--parts", "40"]) == 2
     assert "--parts 40: there is no place at which the function can be cut" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()

@@ -302,7 +302,7 @@ def test_statistics_count_the_findings_of_each_rule(models, capsys):
 
 def test_statistics_have_no_sizes(models, capsys):
     err = ran(capsys, "models", "--statistics", "--sizes", code=2)[1]
-    assert "--statistics counts findings and has no place for --sizes; remove one of them" in err
+    assert "--statistics does not support --sizes; remove one of them" in err
 
 
 @pytest.mark.parametrize("other", [["--sizes"], ["--after", "models/b/c.mlpackage"]])
@@ -311,7 +311,7 @@ def test_statistics_have_no_sizes(models, capsys):
     (["--format", "github"], "github")])
 def test_outputs_of_findings_refuse_what_they_would_leave_out(models, capsys, output, form, other):
     err = ran(capsys, "models/b/c.mlpackage", *output, *other, code=2)[1]
-    assert f"--format {form} lists findings and has no place for {other[0]}; remove one of them" in err
+    assert f"--format {form} does not support {other[0]}; remove one of them" in err
 
 
 def test_statistics_as_json_and_of_one_package(models, capsys):
