@@ -16,7 +16,7 @@ from ..utils.errors import InputError
 from ..utils.text_format import add_article
 from .execution import Plan
 
-__all__ = ["Caller", "RejectedSizes", "is_callable_side"]
+__all__ = ["Caller", "MODE_ARGUMENTS", "RejectedSizes", "is_callable_side", "iterate_training_ops"]
 
 Array = np.ndarray[Any, Any]
 
@@ -27,6 +27,8 @@ _UNDEFINED_RESULTS = ("topk", "sort", "bucketize", "Byte(", "Char(", "Short(", "
 _TRAINING_LAYERS = ("Attention", "BatchNorm", "Bn", "Dropout", "GRU", "InstanceNorm", "LSTM", "RNN", "RReLU",
                     "Transformer")
 "Parts of the names of PyTorch's layers that compute something else in training mode, such as ConvBn2d."
+MODE_ARGUMENTS = ("train", "training", "use_input_stats")
+"Arguments of ops that are true in training mode."
 
 
 class RejectedSizes(InputError):
@@ -49,24 +51,23 @@ def _may_depend_on_training(torch: Any, part: Any) -> bool:
     return not is_plain or any(each in name for each in _TRAINING_LAYERS)
 
 
-def _find_training_op(torch: Any, graph: Any) -> str:
-    """Find the first op of a TorchScript graph with an argument `train` or `training` that is true; "" without one.
+def iterate_training_ops(torch: Any, graph: Any) -> Iterator[Any]:
+    """Yield the nodes of a TorchScript graph with an argument for training mode that is true.
 
-    A batch norm of computed statistics is always in this mode, as in `F.batch_norm(..., training=True)` of images one
-    by one; that of a module has buffers.
+    A norm of computed statistics is always in this mode, as in `F.batch_norm(..., training=True)` of images one by
+    one; that of a module has buffers.
     """
     for node in graph.nodes():
-        if node.kind() == "aten::batch_norm" and node.inputsAt(3).node().kind() not in ("prim::GetAttr", "prim::Param"):
+        if node.kind() in ("aten::batch_norm", "aten::instance_norm") and \
+                node.inputsAt(3).node().kind() not in ("prim::GetAttr", "prim::Param"):
             continue
         schema = node.schema()
         arguments = [] if schema == "(no schema)" else torch._C.parse_schema(schema).arguments
-        for argument, value in zip(arguments, node.inputs()):
-            if argument.name in ("train", "training") and value.toIValue():
-                return str(node.kind())
+        if any(argument.name in MODE_ARGUMENTS and value.toIValue()
+               for argument, value in zip(arguments, node.inputs())):
+            yield node
         for block in node.blocks():
-            if op := _find_training_op(torch, block):
-                return op
-    return ""
+            yield from iterate_training_ops(torch, block)
 
 
 class Caller:
@@ -139,9 +140,10 @@ class Caller:
         torch, given = self._torch, self._given
         assert torch is not None
         if isinstance(given, torch.jit.ScriptModule) and 'name="training"' not in str(given.inlined_graph):
-            if op := _find_training_op(torch, given.inlined_graph):
-                raise InputError(f"the trace {self.name} was made in training mode, in which '{op}' computes something "
-                                 "else; trace the module again after its eval()")
+            graph = given.inlined_graph  # its nodes are valid while it is referenced
+            if found := next(iterate_training_ops(torch, graph), None):
+                raise InputError(f"the trace {self.name} was made in training mode, in which '{found.kind()}' computes "
+                                 "something else; trace the module again after its eval()")
             return
         for name, part in given.named_modules():
             if part.training and _may_depend_on_training(torch, part):

@@ -402,11 +402,14 @@ def test_a_model_in_training_mode_is_refused_before_it_is_converted(monkeypatch)
                     inputs=input_types([X]), skip_model_load=True)
 
 
-@pytest.mark.parametrize("training", [torch.nn.Dropout(), torch.nn.BatchNorm1d(4)], ids=["dropout", "batch norm"])
-def test_a_trace_made_in_training_mode_is_refused(training):
-    traced = torch.jit.trace(torch.nn.Sequential(training).train(), X, check_trace=False).eval()
+@pytest.mark.parametrize(("training", "x"), [
+    (torch.nn.Dropout(), X), (torch.nn.BatchNorm1d(4), X),
+    (torch.nn.InstanceNorm1d(4, track_running_stats=True), torch.randn(2, 4, 8)),
+], ids=["dropout", "batch norm", "instance norm"])
+def test_a_trace_made_in_training_mode_is_refused(training, x):
+    traced = torch.jit.trace(torch.nn.Sequential(training).train(), x, check_trace=False).eval()
     with pytest.raises(ane.InputError, match="was made in training mode.*trace the module again after its eval"):
-        ane.convert(traced, check=True, inputs=input_types([X]), skip_model_load=True)
+        ane.convert(traced, check=True, inputs=input_types([x]), skip_model_load=True)
 
 
 def test_the_mode_of_a_trace_that_no_op_reads_does_not_count():
