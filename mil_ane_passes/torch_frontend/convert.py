@@ -20,6 +20,7 @@ from .errors import NotConverted
 from .export_guards import warn_about_guards
 from .failures import locate_failures
 from .patching import patched
+from .training_mode import reject_training_export, warn_about_training_trace
 
 __all__ = ["convert", "is_from_torch"]
 
@@ -64,7 +65,10 @@ def convert(
     if from_torch:
         _check_export_supported(inputs.arguments["model"])
         _check_captured(inputs.arguments["model"])
+        reject_training_export(inputs.arguments["model"])
         warn_about_guards(inputs.arguments["model"])
+        if not check:  # which rejects such a trace
+            warn_about_training_trace(inputs.arguments["model"])
     if check:
         from .conversion_check import validate_check_arguments
 
