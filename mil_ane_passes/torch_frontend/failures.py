@@ -20,18 +20,23 @@ from coremltools.converters.mil.mil.scope import ScopeSource
 from ..ir.scopes import find_origin
 from ..utils.errors import AnePassesError
 from .errors import NotConverted, describe_node_location
+from .input_shapes import describe_unexpected_shape, describe_unrecorded_shapes
 
 __all__ = [
+    "describe_input_shapes",
     "describe_op_location",
     "find_producer",
     "format_cause",
     "is_reported_unchanged",
     "locate_failures",
+    "record_model",
     "record_node",
 ]
 
 _converted_nodes: ContextVar[dict[str, Any] | None] = ContextVar("mil_ane_passes_nodes", default=None)
 "The nodes of the torch graph converted so far, by the keys that the scopes of their MIL ops contain."
+_converted_model: ContextVar[tuple[Any, Any] | None] = ContextVar("mil_ane_passes_model", default=None)
+"The torch model that is converted, and the user's inputs."
 
 _ADVICE_IN_PASS = ("try compute_precision=coremltools.precision.FLOAT32 or a pass_pipeline without this pass, or use "
                    "other ops in that part of the model")
@@ -45,6 +50,8 @@ _TORCH_PASS_PREFIX = "torch::"
 _ADVICE_IN_READING = ("use other ops in that part of the model, or convert the result of torch.export in place of that "
                       "of torch.jit.trace, or the other way round")
 _ADVICE_AT_END = ("use another form of that op, or a newer minimum_deployment_target")
+_SHAPE_ERRORS = (ValueError, IndexError)
+"What coremltools raises for shapes that do not fit."
 _MAX_MESSAGE_LENGTH = 400
 "The most characters of an exception's text that an error repeats: enough for any sentence, too few for a program."
 
@@ -64,10 +71,25 @@ def find_producer(name: Any) -> Any:
     return (_converted_nodes.get() or {}).get(name)
 
 
+def record_model(model: Any, inputs: Any) -> None:
+    """Record the torch model and the user's inputs, so that a failure can name a shape that the model does not have."""
+    if _converted_nodes.get() is not None:
+        _converted_model.set((model, inputs))
+
+
+def describe_input_shapes(error: Exception) -> str:
+    """Describe how the shapes in `inputs=` may have caused the failure of a lowering; "" where they cannot have."""
+    recorded = _converted_model.get()
+    if recorded is None:
+        return ""
+    unexpected = describe_unexpected_shape(*recorded)
+    return unexpected or (describe_unrecorded_shapes(*recorded) if isinstance(error, _SHAPE_ERRORS) else "")
+
+
 @contextmanager
 def locate_failures() -> Iterator[None]:
     """Turn failures in a pass or at the end of a conversion into NotConverted, with the exception as cause."""
-    token = _converted_nodes.set({})
+    token, model_token = _converted_nodes.set({}), _converted_model.set(None)
     try:
         yield
     except Exception as error:
@@ -78,6 +100,7 @@ def locate_failures() -> Iterator[None]:
         raise NotConverted(f"{place + ': ' if place else ''}{stage} fails: {format_cause(error)}; {advice}") from error
     finally:
         _converted_nodes.reset(token)
+        _converted_model.reset(model_token)
 
 
 def is_reported_unchanged(error: BaseException) -> bool:

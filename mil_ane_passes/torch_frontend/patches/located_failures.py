@@ -3,7 +3,8 @@
 coremltools raises the error of its lowering (`KeyError: np.int32(2)` for a bicubic `grid_sample`), and "convert
 function not implemented" for an op without a lowering; the module is only in its log, and the line nowhere. Here both
 become `NotConverted`, with the exception as its `__cause__`. A lowering that leaves out a result (the indices of a max
-pool) fails where that result is read, as "Torch var 12 not found in context"; here the op that has it is named.
+pool) fails where that result is read, as "Torch var 12 not found in context"; here the op that has it is named. A
+shape in `inputs=` that is not the one of the traced example is named beside the failure that it may have caused.
 """
 
 from __future__ import annotations
@@ -17,7 +18,14 @@ from coremltools.converters.mil.frontend.torch.utils import TorchFrontend
 
 from ..contract import Patch
 from ..errors import NotConverted
-from ..failures import find_producer, format_cause, is_reported_unchanged, record_node
+from ..failures import (
+    describe_input_shapes,
+    find_producer,
+    format_cause,
+    is_reported_unchanged,
+    record_model,
+    record_node,
+)
 
 PATCH = Patch(code="TORCH160",
               title="failures name no module and no line", upstream=("none known",))
@@ -44,6 +52,15 @@ def probe() -> str | None:
     except Exception as error:
         return None if "layer" in str(error) else f"of a module 'layer': {str(error).splitlines()[0]}"
     return None
+
+
+@PATCH.replace_function(f"{_TORCH_FRONTEND}.converter", "TorchConverter.__init__")
+def initialize_converter(
+    host: Callable[..., None], self: Any, loaded_model: Any, inputs: Any = None, *more: Any, **named: Any
+) -> None:
+    """Initialize coremltools' converter; record the model, so that failures name inputs of unexpected shapes."""
+    record_model(loaded_model, inputs)
+    host(self, loaded_model, inputs, *more, **named)
 
 
 @PATCH.replace_function(f"{_TORCH_FRONTEND}.ops", "convert_single_node")
@@ -125,5 +142,6 @@ def _make_located_error(node: Any, error: Exception) -> NotConverted:
     while isinstance(lowering, functools.partial):  # a patch wraps it
         lowering = lowering.args[0]
     maker = "coremltools" if lowering.__module__.startswith("coremltools.") else lowering.__module__
+    shapes = describe_input_shapes(error)
     return NotConverted.at(node, f"cannot be converted; the lowering of {maker} fails: {format_cause(error)}",
-                           _ADVICE_FAILS)
+                           f"{shapes}; otherwise {_ADVICE_FAILS}" if shapes else _ADVICE_FAILS)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import coremltools as ct
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -102,6 +104,77 @@ def test_the_words_for_what_has_no_lowering_and_for_one_that_fails():
                                            r"than 1, only replacement=True is supported.; use other arguments") as bad:
         converted(captured(Outer(UNSUPPORTED["multinomial"][0]).eval(), [V], "trace"), V)
     assert isinstance(bad.value.__cause__, ValueError)
+
+
+def convert_at(program: Any, *shapes: Any) -> str:
+    """Convert with these shapes of the inputs; return the error."""
+    with pytest.raises(NotConverted) as refused:
+        ane.convert(program, skip_model_load=True, minimum_deployment_target=ct.target.iOS17,
+                    inputs=[ct.TensorType(name=f"x{number}", shape=shape) for number, shape in enumerate(shapes)])
+    return str(refused.value)
+
+
+def scripted_lgamma(x: torch.Tensor) -> torch.Tensor:
+    return torch.lgamma(x)
+
+
+CONV = torch.nn.Conv2d(80, 8, 3).eval()
+CHANNELS = torch.zeros(1, 80, 8, 8)
+
+
+@pytest.mark.parametrize(("shape", "written"), [
+    ((1, 64, 8, 8), r"\[1, 64, 8, 8\]"), ((1, 80, 8), r"\[1, 80, 8\]"),
+    ((1, np.int64(64), 8, 8), r"\[1, 64, 8, 8\]"),
+    ((1, 64, ct.RangeDim(4, 9, default=5), 8), r"\[1, 64, 4 to 9, 8\]"),
+    (ct.EnumeratedShapes([(1, 64, 8, 8), (1, 64, 9, 8)]), r"\[1, 64, 8, 8\] or \[1, 64, 9, 8\]"),
+])
+def test_a_shape_that_is_not_that_of_the_traced_example_is_named(shape, written):
+    text = convert_at(captured(CONV, [CHANNELS], "trace"), shape)
+    assert re.search(rf"fails: .*; the input 'x0' has the shape {written} in inputs=, but the model was traced with "
+                     r"\[1, 80, 8, 8\]: pass a shape that includes it, or capture the model with an example of the "
+                     r"other shape; otherwise use other arguments or another op", text), text
+
+
+def test_of_several_inputs_the_one_of_another_shape_is_named():
+    class Pairs(torch.nn.Module):
+        def forward(self, x: torch.Tensor, pair: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+            return x @ pair[0] @ pair[1]
+
+    traced = torch.jit.trace(Pairs().eval(), (torch.ones(2, 3), (torch.ones(3, 4), torch.ones(4, 5))))
+    one, two, three = (ct.TensorType(name=name, shape=shape) for name, shape in
+                       (("a", (2, 3)), ("b", (3, 4)), ("c", (6, 5))))
+    with pytest.raises(NotConverted, match=r"the input 'c' has the shape \[6, 5\] in inputs=, but .* \[4, 5\]"):
+        ane.convert(traced, inputs=[one, (two, three)], skip_model_load=True)
+
+
+def test_an_exported_program_with_an_input_of_another_rank_is_told_so():
+    text = convert_at(captured(CONV, [CHANNELS], "export"), (1, 80, 8))
+    assert "'x0' has the shape [1, 80, 8] in inputs=, but the model was exported with [1, 80, 8, 8]" in text
+
+
+@pytest.mark.parametrize("capture", ["script", "file", "frozen"])
+def test_the_shapes_are_named_where_the_example_is_not_known(capture, tmp_path):
+    program = captured(CONV, [CHANNELS], "script" if capture == "script" else "trace")
+    if capture == "file":
+        program.save(str(tmp_path / "model.pt"))
+        program = str(tmp_path / "model.pt")
+    elif capture == "frozen":
+        program = torch.jit.freeze(program)
+    text = convert_at(program, (1, 64, 8, 8))
+    assert "; check that the model accepts the shapes in inputs= ('x0' [1, 64, 8, 8]); otherwise use other" in text
+
+
+def test_the_shapes_are_not_named_where_they_are_no_reason(monkeypatch):
+    program = captured(Outer(UNSUPPORTED["multinomial"][0]).eval(), [V], "trace")
+    for shape in (V.shape, (2, ct.RangeDim(2, 9, default=4)), ct.EnumeratedShapes([(2, 4), (2, 8)])):
+        assert "; use other arguments" in convert_at(program, shape)
+    assert "inputs=" not in convert_at(captured(Outer(UNSUPPORTED["nextafter"][0]).eval(), [V], "trace"), (2, 4))
+
+    def broken(context: Any, node: Any) -> None:
+        raise KeyError("of the lowering")
+
+    monkeypatch.setitem(torch_op_registry._TORCH_OPS_REGISTRY.name_to_func_mapping, "lgamma", broken)
+    assert "inputs=" not in convert_at(captured(scripted_lgamma, [V], "script"), V.shape)
 
 
 def test_a_custom_op_is_named():
