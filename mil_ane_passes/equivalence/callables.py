@@ -143,7 +143,8 @@ class Caller:
             graph = given.inlined_graph  # its nodes are valid while it is referenced
             if found := next(iterate_training_ops(torch, graph), None):
                 raise InputError(f"the trace {self.name} was made in training mode, in which '{found.kind()}' computes "
-                                 "something else; trace the module again after its eval()")
+                                 "something else; trace the module again after its eval(); where its code passes "
+                                 "training=True, pass self.training")
             return
         for name, part in given.named_modules():
             if part.training and _may_depend_on_training(torch, part):

@@ -38,7 +38,7 @@ def reject_training_export(model: Any) -> None:
         if _is_in_training_mode(node, model.graph_signature, bound):
             location = describe_node_location(SimpleNamespace(kind=str(node.target), meta=node.meta))
             advice = "" if _find_module_class(node).startswith("torch.nn.") else \
-                "; where the code itself passes training=True, pass self.training"
+                "; where its code passes training=True, pass self.training"
             raise InputError(f"convert: the program was exported in training mode, in which {location} computes "
                              f"something else; call model.eval(), and export it again{advice}")
 

@@ -137,7 +137,7 @@ def test_a_region_without_a_mode_converts(layer):
 def test_code_that_passes_the_mode_itself_is_told_so(function):
     program = exported(Called(function).eval(), X)
     with pytest.raises(ane.InputError, match=r"\(.*test_training_mode\.py:\d+\) computes something else; call "
-                                             r"model\.eval\(\).*; where the code itself passes training=True, pass"):
+                                             r"model\.eval\(\).*; where its code passes training=True, pass"):
         converted(program)
 
 
