@@ -50,7 +50,7 @@ from ..passes.registry import get_all_rules
 from ..utils.errors import InputError
 from .errors import NotEqual
 from .failures import locate_failures
-from .first_difference import GraphValue, find_first_difference
+from .first_difference import GraphValue, find_first_difference, find_first_random_value
 from .image_preprocessing import ImagePreprocessing
 from .model_runners import ProgramRunner, TorchModelRunner, list_states
 
@@ -222,6 +222,8 @@ class _ConversionCheck:
             self._finite[name] = finite or self._finite.get(name, False)
         left_out: dict[str, Array] = {}
         found = _find_differing_outputs(expected, self._before, feeds, plan, self._module.tolerance)
+        if found and (random := self._module.find_random_results(expected, feeds, plan.state)):
+            raise self._make_random_model_error(random, feeds, plan)
         if found and not plan.asked and (op := self._module.find_choice_by_nan(feeds, plan.state)):
             _log.warning("check: not checked at %s, where the torch model chooses by a number that is NaN (%s)",
                          _describe_plan(plan), op)
@@ -252,6 +254,15 @@ class _ConversionCheck:
                 self._mlmodel,
             )
         return None
+
+    def _make_random_model_error(self, random: Sequence[str], feeds: Mapping[str, Array], plan: Plan) -> InputError:
+        """Make the error for a torch model whose results `random` are others in each run."""
+        first = find_first_random_value(self._module, feeds, plan.state)
+        verb, place = "differs" if len(random) == 1 else "differ", f", first at {first.location}" if first else ""
+        return InputError(
+            f"check: the torch model is random: with the same inputs and states, {', '.join(map(repr, random))} {verb} "
+            f"from run to run{place}, so that it cannot be compared; call eval() before the model is captured, or make "
+            "the noise an input of the model")
 
     def _is_within_rounding(
         self, expected: Mapping[str, Array], feeds: Mapping[str, Array], plan: Plan,

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..utils.errors import AnePassesError
 
-__all__ = ["NotConverted", "NotEqual", "describe_node_location", "find_source_line"]
+__all__ = ["UNNAMED_SCOPES", "NotConverted", "NotEqual", "describe_node_location", "find_source_line"]
 
 
 class NotConverted(AnePassesError, NotImplementedError):
@@ -44,7 +44,7 @@ def describe_node_location(node: Any) -> str:
         meta = getattr(node, "meta", None) or {}
         kind, module = node.kind, getattr(node, "model_hierarchy", None) or _read_exported_module_path(meta)
         source = meta.get("source") or meta.get("stack_trace") or ""
-    names = ".".join(name for part in module.split(".") if (name := part.partition("(")[0]) not in _UNNAMED_SCOPES)
+    names = ".".join(name for part in module.split(".") if (name := part.partition("(")[0]) not in UNNAMED_SCOPES)
     return (
         f"op '{kind}'"
         + (f" in {names}" if names else "")
@@ -58,7 +58,8 @@ def _read_exported_module_path(meta: Mapping[str, Any]) -> str:
     return str(stack[-1][0]).removeprefix("L['self']").removeprefix(".") if stack else ""
 
 
-_UNNAMED_SCOPES = ("", "UNKNOWN_INSTANCE")
+UNNAMED_SCOPES = ("", "UNKNOWN_INSTANCE")
+"Steps of module paths that TorchScript has for a function, which has no module."
 
 
 def find_source_line(source: str) -> str:

@@ -15,10 +15,10 @@ import numpy as np
 from ..equivalence.callable_comparison import FP32_TOLERANCE, compare_within_tolerance
 from ..equivalence.comparison import OutputDifference
 from ..utils.errors import InputError
-from .errors import find_source_line
+from .errors import UNNAMED_SCOPES, find_source_line
 from .model_runners import ProgramRunner, TorchModelRunner
 
-__all__ = ["GraphValue", "find_first_difference", "select_first_difference"]
+__all__ = ["GraphValue", "find_first_difference", "find_first_random_value", "select_first_difference"]
 
 Array = np.ndarray[Any, Any]
 
@@ -37,15 +37,40 @@ class GraphValue:
     difference: OutputDifference | None = None
 
     def __str__(self) -> str:
+        return f"{self.location} differs: {self.difference}"
+
+    @property
+    def location(self) -> str:
+        """Format `encoder.layer.1 (Block): op 'aten::relu' (model.py:11)`, as far as it is known."""
         place = f"{self.module} ({self.kind})" if self.module and self.kind else self.module
         line = f" ({self.line})" if self.line else ""
-        return f"{place + ': ' if place else ''}op '{self.op}'{line} differs: {self.difference}"
+        return f"{place + ': ' if place else ''}op '{self.op}'{line}"
 
 
 def find_first_difference(
     module: TorchModelRunner, compiled: ProgramRunner, feeds: Mapping[str, Array], state: Mapping[str, Array]
 ) -> GraphValue | None:
     """Find the first op whose value differs between the program and torch; None when it cannot be determined."""
+    found = _list_values(module, feeds, state)
+    try:
+        mine = compiled.run_with_values(feeds, {name: value.copy() for name, value in state.items()})
+    except InputError:
+        return None
+    return select_first_difference(found, mine, module.tolerance)
+
+
+def find_first_random_value(
+    module: TorchModelRunner, feeds: Mapping[str, Array], state: Mapping[str, Array]
+) -> GraphValue | None:
+    """Find the first op of the torch model whose value differs between two runs on the same feeds and states."""
+    first, second = (_list_values(module, feeds, state) for _ in range(2))
+    return select_first_difference(first, {part.name: part.value for part in second}, module.tolerance)
+
+
+def _list_values(
+    module: TorchModelRunner, feeds: Mapping[str, Array], state: Mapping[str, Array]
+) -> list[GraphValue]:
+    """Run the torch model, and list the values of its graph."""
     import torch
 
     values = _run_script if isinstance(module.model, torch.jit.ScriptModule) else _run_exported
@@ -57,11 +82,7 @@ def find_first_difference(
         return returned
 
     module.run_instead(run_model, feeds, state)
-    try:
-        mine = compiled.run_with_values(feeds, {name: value.copy() for name, value in state.items()})
-    except InputError:
-        return None
-    return select_first_difference(found, mine, module.tolerance)
+    return found
 
 
 def select_first_difference(
@@ -179,7 +200,8 @@ def _find_module_path(node: Any, kinds: Mapping[str, str]) -> str:
     scope = node.scopeName().rpartition("/")[2].removeprefix("__module").removeprefix(".")
     if scope in kinds and scope:
         return str(scope)
-    steps = [step.partition("(")[0] for step in node.getModuleHierarchy().split(".") if step]
+    steps = [name for step in node.getModuleHierarchy().split(".")
+             if (name := step.partition("(")[0]) not in UNNAMED_SCOPES]
     paths = [path for path in kinds if path and _is_subpath(steps, path.split("."))]
     return min(paths, key=len) if steps and paths else ".".join(steps)
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from coremltools.converters.mil.mil import Function, Program, types
 
-from ..equivalence.callable_comparison import FP16_TOLERANCE, FP32_TOLERANCE
+from ..equivalence.callable_comparison import FP16_TOLERANCE, FP32_TOLERANCE, compare_within_tolerance
 from ..equivalence.callables import Caller
 from ..equivalence.comparison import to_arrays
 from ..equivalence.execution import Plan
@@ -121,6 +121,14 @@ class TorchModelRunner:
         `move` gives other numbers for the floats of the inputs, parameters and buffers, for this call.
         """
         return self._called(self._caller, feeds, state, move)
+
+    def find_random_results(
+        self, results: Mapping[str, Array], feeds: Mapping[str, Array], state: Mapping[str, Array]
+    ) -> list[str]:
+        """Return the outputs and states that differ in another run from the `results` of one on the same feeds."""
+        again = self(feeds, state)
+        return [name for name, value in results.items()
+                if not compare_within_tolerance(name, value, again[name], self.tolerance).passed]
 
     def find_choice_by_nan(self, feeds: Mapping[str, Array], state: Mapping[str, Array]) -> str | None:
         """Return the first op of this call that makes integers or bools of NaN, as of 0 / 0; None if there is none.

@@ -412,6 +412,44 @@ def test_a_trace_made_in_training_mode_is_refused(training, x):
         ane.convert(traced, check=True, inputs=input_types([x]), skip_model_load=True)
 
 
+def add_noise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x * 2, torch.tanh(x) + torch.rand_like(x)
+
+
+def add_normal(x: torch.Tensor) -> torch.Tensor:
+    return x + torch.randn(3, 4)
+
+
+@pytest.mark.parametrize(("function", "frontend", "op"), [
+    (add_noise, "trace", "rand_like"), (add_noise, "script", "rand_like"), (add_noise, "export", "rand_like"),
+    (add_normal, "trace", "randn"), (add_normal, "export", "randn")])
+def test_a_torch_model_that_is_random_is_told_apart(function, frontend, op):
+    fault = (rf"^check: the torch model is random: with the same inputs and states, '\w+' differs from run to run, "
+             rf"first at op 'aten(::|\.){op}.*' \(.*\.py:\d+\), so that it cannot be compared; call eval\(\) "
+             r"before the model is captured, or make the noise an input of the model$")
+    with pytest.raises(ane.InputError, match=fault):
+        checked(function, X, frontend=frontend)
+
+
+@pytest.mark.parametrize("frontend", ["trace", "script"])
+def test_code_that_passes_training_mode_itself_is_told_so(frontend):
+    def drop(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.dropout(x, 0.5, training=True) * 2
+
+    with pytest.raises(ane.InputError, match="'aten::dropout' .*; where its code passes training=True, pass self.tr"):
+        checked(drop, X, frontend=frontend)
+
+
+def test_noise_below_the_tolerance_is_compared(lowered):
+    def noisy(x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x) + torch.rand_like(x) * 1e-6
+
+    checked(noisy, X)
+    lowered("tanh", lambda x: mb.add(x=mb.tanh(x=x), y=0.1))
+    with pytest.raises(NotEqual, match="^op 'aten::tanh'"):
+        checked(noisy, X)
+
+
 def test_the_mode_of_a_trace_that_no_op_reads_does_not_count():
     """A wrapper is in training mode until its eval() is called."""
     class Wrapper(torch.nn.Module):
