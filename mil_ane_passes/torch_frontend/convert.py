@@ -46,7 +46,8 @@ def convert(
     With `check`, the result runs on the reference runtime and is compared with the torch model: on seeded inputs, at
     every enumerated shape and both ends of a range. Raises NotEqual, which names the first part of the module that
     differs and has the model as `mlmodel`, and InputError for a check of a model that is not from torch or is not an ML
-    Program. Programs of torch.export need torch 2.5 or newer, else InputError.
+    Program, or of a torch model that is random. Programs of torch.export need torch 2.5 or newer, and have to be
+    exported in eval mode, else InputError; a norm of a model that was traced in training mode is logged as a warning.
 
     A torch model in bfloat16 is converted as one in float32, and so is one in float16 that cannot be converted as it
     is; both are logged as a warning.
