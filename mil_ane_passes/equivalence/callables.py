@@ -29,6 +29,8 @@ _TRAINING_LAYERS = ("Attention", "BatchNorm", "Bn", "Dropout", "GRU", "InstanceN
 "Parts of the names of PyTorch's layers that compute something else in training mode, such as ConvBn2d."
 MODE_ARGUMENTS = ("train", "training", "use_input_stats")
 "Arguments of ops that are true in training mode."
+_NORMS = ("aten::batch_norm", "aten::instance_norm", "aten::native_batch_norm", "aten::_native_batch_norm_legit")
+"Ops whose fourth argument is the running mean, or, in an overload without running statistics, the mode."
 
 
 class RejectedSizes(InputError):
@@ -54,12 +56,11 @@ def _may_depend_on_training(torch: Any, part: Any) -> bool:
 def iterate_training_ops(torch: Any, graph: Any) -> Iterator[Any]:
     """Yield the nodes of a TorchScript graph with an argument for training mode that is true.
 
-    A norm of computed statistics is always in this mode, as in `F.batch_norm(..., training=True)` of images one by
-    one; that of a module has buffers.
+    A norm of computed or passed statistics is always in this mode, as in `F.batch_norm(..., training=True)` of images
+    one by one; that of a module has buffers.
     """
     for node in graph.nodes():
-        if node.kind() in ("aten::batch_norm", "aten::instance_norm") and \
-                node.inputsAt(3).node().kind() not in ("prim::GetAttr", "prim::Param"):
+        if node.kind() in _NORMS and node.inputsAt(3).node().kind() != "prim::GetAttr":
             continue
         schema = node.schema()
         arguments = [] if schema == "(no schema)" else torch._C.parse_schema(schema).arguments

@@ -1195,3 +1195,12 @@ class Adapted(torch.nn.Module):
 @pytest.mark.parametrize("frontend", ["trace", "export"])
 def test_a_batch_norm_by_the_statistics_of_an_image_is_compared(frontend):
     checked(Adapted().eval(), torch.randn(1, 4, 6, 6), frontend=frontend)
+
+
+@pytest.mark.parametrize("norm", [
+    lambda x, mean, variance: torch.nn.functional.batch_norm(x, mean, variance, training=True),
+    lambda x, mean, variance: torch.nn.functional.instance_norm(x, mean, variance, use_input_stats=True),
+], ids=["batch norm", "instance norm"])
+def test_a_norm_whose_statistics_are_inputs_is_compared(norm):
+    """They are not those of a module, which its eval() would use."""
+    checked(norm, torch.randn(2, 4, 6, 6), torch.zeros(4), torch.ones(4))
