@@ -66,7 +66,7 @@ def convert(
     if from_torch:
         _check_export_supported(inputs.arguments["model"])
         _check_captured(inputs.arguments["model"])
-        reject_training_export(inputs.arguments["model"])
+        reject_training_export(inputs.arguments["model"], check)
         warn_about_guards(inputs.arguments["model"])
         if not check:  # which rejects such a trace
             warn_about_training_trace(inputs.arguments["model"])

@@ -22,19 +22,24 @@ _log = logging.getLogger("mil_ane_passes")
 _UPDATING_NORMS = ("aten::_batch_norm_with_update", "aten::_batch_norm_with_update_functional")
 "Batch norms that have no argument for the mode, and are always in training mode."
 _DROPOUT_MODULES = "torch.nn.modules.dropout."
+_LEFT_OUT = ("aten::dropout", "aten::dropout_")
+"Ops that coremltools leaves out in every mode."
 _TRACED_NORMS = ("aten::batch_norm", "aten::instance_norm")
 
 
-def reject_training_export(model: Any) -> None:
+def reject_training_export(model: Any, check: bool = False) -> None:
     """Raise InputError for a program of torch.export that was exported in training mode; ignore other models.
 
-    A norm by the statistics of its input is in this mode if it has running statistics of a module, which it would
-    update. Without them (`track_running_stats=False`), or with computed ones, it computes the same in eval mode.
+    A dropout that coremltools leaves out counts only with `check`, as the torch model is random. A norm by the
+    statistics of its input is in this mode if it has running statistics of a module, which it would update. Without
+    them (`track_running_stats=False`), or with computed ones, it computes the same in eval mode.
     """
     if not (hasattr(model, "graph_module") and hasattr(model, "graph_signature")):
         return
     bound: dict[Any, Any] = {}
     for node in _iterate_calls(model.graph_module, bound):
+        if getattr(getattr(node.target, "_schema", None), "name", "") in _LEFT_OUT and not check:
+            continue
         if _is_in_training_mode(node, model.graph_signature, bound):
             location = describe_node_location(SimpleNamespace(kind=str(node.target), meta=node.meta))
             advice = "" if _find_module_class(node).startswith("torch.nn.") else \
