@@ -65,8 +65,11 @@ class UpgradeReport:
             vectors = format_count(len(self.expanded), "quantized vector")
             lines.append(f"decompressed: {vectors} (biases and the like) of {sum(self.expanded.values())} numbers, "
                          f"because these parameters are floats in ML Programs")
+        output = quote_word(format_command_path(self.output))
         lines += [f"written to {self.output}",
-                  f"next: mil-ane-passes lint {quote_word(format_command_path(self.output))}"]
+                  "not compared with the network, whose layers run in Core ML only; with the torch module that it was "
+                  f"converted from: mil-ane-passes verify {output} --torch MODULE:FACTORY",
+                  f"next: mil-ane-passes lint {output}"]
         return format_lines(lines)
 
 

@@ -13,6 +13,8 @@ __all__ = ["UpgradedSource", "upgrades_to_dict"]
 class UpgradedSource:
     """A NeuralNetwork that was read through `upgrade`, and the settings with which it was.
 
+    Nothing compares the upgrade with the layers of the network, which run in Core ML only. `verify` of a network and
+    its upgrade therefore compares two upgrades.
     `kind` is its kind in the Model proto, `layers` the number of its layers.
     """
 
@@ -29,7 +31,8 @@ class UpgradedSource:
     def __str__(self) -> str:
         what = "a pipeline of NeuralNetworks" if self.kind.startswith("pipeline") else "a NeuralNetwork"
         return (f"{self.source} is {what}; read as an ML Program, upgraded with `--deployment-target "
-                f"{self.deployment_target} --precision {self.precision}`")
+                f"{self.deployment_target} --precision {self.precision}`; the upgrade itself is not checked "
+                "against the layers")
 
 
 def upgrades_to_dict(upgraded: Iterable[UpgradedSource]) -> dict[str, Any]:

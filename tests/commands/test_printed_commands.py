@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import types
+from coremltools.models import datatypes, neural_network
 
 import mil_ane_passes as ane
 from mil_ane_passes.commands.main import main
@@ -188,3 +189,36 @@ def test_edit_takes_values_as_reports_print_them(tmp_path, capsys, arguments):
     source = tmp_path / "m.mlpackage"
     save_program(late(), source)
     assert main(["edit", str(source), "-o", str(tmp_path / "out.mlpackage"), *arguments]) == 0, capsys.readouterr()
+
+
+def test_an_upgrade_is_compared_with_its_module_by_the_printed_command(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    weight = np.random.default_rng(0).standard_normal((4, 3, 3, 3)).astype(np.float32)
+    builder = neural_network.NeuralNetworkBuilder(
+        [("data", datatypes.Array(1, 3, 8, 8))], [("out", None)], disable_rank5_shape_mapping=True)
+    builder.add_convolution("conv", 3, 4, 3, 3, 1, 1, "same", 1, weight.transpose(2, 3, 1, 0), None, False,
+                            input_name="data", output_name="out")
+    ct.models.utils.save_spec(builder.spec, "net.mlmodel")
+    np.save("weight.npy", weight)
+    Path("net.py").write_text("""
+import numpy as np
+import torch
+
+class Net(torch.nn.Module):
+    sign = 1
+
+    def forward(self, data):
+        return self.sign * torch.nn.functional.conv2d(data, torch.tensor(np.load("weight.npy")), padding=1)
+
+class Other(Net):
+    sign = -1
+""")
+    assert main(["upgrade", "net.mlmodel", "-o", "a model.mlpackage"]) == 0
+    text = capsys.readouterr().out
+    command, following = printed(text)
+    assert f"not compared with the network, whose layers run in Core ML only; with the torch module that it was " \
+           f"converted from: {command}\n" in text and shlex.split(following)[1] == "lint"
+    for module, code in (("net.py:Net", 0), ("net.py:Other", 1)):
+        assert main(shlex.split(command.replace("MODULE:FACTORY", module))[1:]) == code
+        capsys.readouterr()
+    run(following, capsys, tmp_path)
