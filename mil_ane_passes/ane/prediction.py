@@ -24,7 +24,7 @@ from .segments import find_cheapest_partition
 from .sizes import has_symbolic_shape, iterate_inputs, make_sizes
 from .support import Support, determine_support
 
-__all__ = ["RuleResult", "predict_plan", "update_unmeasured"]
+__all__ = ["RuleResult", "iterate_rule_results", "predict_plan", "update_unmeasured"]
 
 _MAX_COUNTED_STEPS = 1024
 "Largest number of loop steps that are counted; a longer loop, or one of unknown length, is estimated as one step."
@@ -58,7 +58,7 @@ def predict_plan(
         generations = parse_target(target)
         rules = list(rules)
         failures: list[RuleFailure] = []
-        found = list(_iterate_rule_results(rules, program, target, failures))
+        found = list(iterate_rule_results(rules, program, target, failures))
         refusals: dict[Operation, list[tuple[Rule, Hit]]] = defaultdict(list)
         for item in found:
             if isinstance(item.answer, Hit) and item.rule.refuses:
@@ -106,7 +106,7 @@ def _match_plan_rule(rule: PlanRule, plan: Plan, where: Mapping[Operation, str])
         return []
 
 
-def _iterate_rule_results(
+def iterate_rule_results(
     rules: Iterable[Rule], program: Program, target: str, failures: list[RuleFailure],
 ) -> Iterator[RuleResult]:
     """Yield the hits and near misses of rules in ops, blocks and programs."""

@@ -108,12 +108,12 @@ class AdaptReport:
 
     `kind` is "encoder" or "decoder". `status` is "written", or "rejected" (results differ from those of the source;
     nothing was written). `before` and `after` are figures of the source and of the main package (for one token): number
-    of ops, unsupported ops by type with a reason for each type, fractions on the ANE, estimated time, transitions,
-    bytes of weights (in `after`, of the whole folder), and bytes of inputs and outputs per call, including lookups.
-    `done` are the changes. For a decoder, `fixed` are inputs that are the same for all tokens, `tokens` are the tokens
-    that both generated, and `logit_error` is the largest difference of logits, relative to the largest logit of the
-    step. For an encoder, `lengths` are the compared lengths, and `result_error` is the largest difference of results,
-    relative to the largest value of the output; `notes` are remarks on the adapted model.
+    of ops, unsupported ops by type with a reason for each type, findings of wrong numbers, fractions on the ANE,
+    estimated time, transitions, bytes of weights (in `after`, of the whole folder), and bytes of inputs and outputs per
+    call, including lookups. `done` are the changes. For a decoder, `fixed` are inputs that are the same for all tokens,
+    `tokens` are the tokens that both generated, and `logit_error` is the largest difference of logits, relative to the
+    largest logit of the step. For an encoder, `lengths` are the compared lengths, and `result_error` is the largest
+    difference of results, relative to the largest value of the output; `notes` are remarks on the adapted model.
     """
 
     source: str
@@ -146,6 +146,8 @@ class AdaptReport:
         for kind in self.after.get("unsupported", ()):
             reasons.setdefault(self.after["reasons"][kind], []).append(kind)
         lines += [f"still unsupported: {', '.join(kinds)}: {escape_text(why)}" for why, kinds in reasons.items()]
+        lines += [f"still wrong numbers: {each['code']} {each['slug']}: %{each['value']}: {escape_text(each['reason'])}"
+                  for each in self.after.get("wrong_numbers", ())]
         if self.logit_error is not None:
             lines.append(f"generated {len(self.tokens)} tokens as the source does; logits within "
                          f"{self.logit_error:.1e} of the largest ({LOGIT_BOUND:g} allowed)")

@@ -86,6 +86,7 @@ def share_weights(package: Path) -> None:
 
 def measure_package(package: Path, target: str, function: str | None = None) -> dict[str, Any]:
     """Return the figures of a package, or of one function, on the target."""
+    from ..ane.wrong_numbers import find_wrong_numbers
     from ..package import load
     from .lint import lint
 
@@ -99,8 +100,11 @@ def measure_package(package: Path, target: str, function: str | None = None) -> 
     program = found.plan.program
     default = program.functions.get(function or program.default_function_name)
     unsupported = Counter(row.op.op_type for row in left)
+    wrong = find_wrong_numbers(program, target)
     return {"ops": figures["ops"], "unsupported": dict(sorted(unsupported.items())),
             "reasons": {row.op.op_type: row.reason for row in reversed(left)},
+            "wrong_numbers": [{"code": each.code, "slug": each.slug, "op": each.op, "value": each.value,
+                               "reason": each.reason} for each in wrong],
             "unknown": figures.get("ane_unknown", 0), "share": figures["predicted_share"],
             "time_share": figures["predicted_time_share"], "transitions": figures["transitions"],
             "estimated_ms": figures.get("est_ms"), "weight_bytes": count_weight_bytes(package),
@@ -141,6 +145,7 @@ def join_figures(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     unsupported: Counter[str] = sum((Counter(each["unsupported"]) for each in parts), Counter())
     return {"ops": ops, "unsupported": dict(sorted(unsupported.items())),
             "reasons": {kind: why for each in reversed(parts) for kind, why in each["reasons"].items()},
+            "wrong_numbers": [found for each in parts for found in each["wrong_numbers"]],
             "unknown": sum(each["unknown"] for each in parts),
             "share": sum(each["share"] * each["ops"] for each in parts) / ops if ops else 0.0,
             "time_share": (sum(each["time_share"] * time for each, time in zip(parts, times, strict=True)) / sum(times)
@@ -155,12 +160,15 @@ def join_figures(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def format_figures(figures: Mapping[str, Any]) -> str:
     if not figures:
         return "not measured"
+    from ..ane.wrong_numbers import format_wrong_numbers
+
     count = sum(figures["unsupported"].values())
+    wrong = format_wrong_numbers([each["code"] for each in figures["wrong_numbers"]])
     listed = ", ".join(f"{number} {kind}" for kind, number in figures["unsupported"].items())
     milliseconds = "" if figures["estimated_ms"] is None else f", {figures['estimated_ms']:.3f} ms estimated"
     return (f"{figures['ops']} ops, {count} unsupported on {figures['target']}{f' ({listed})' if listed else ''}, "
-            f"{figures['share']:.1f} % of ops and {figures['time_share']:.1f} % of estimated time "
-            f"predicted on the ANE, {figures['transitions']} transitions{milliseconds}, "
+            f"{f'{wrong}, ' * bool(wrong)}{figures['share']:.1f} % of ops and {figures['time_share']:.1f} % of "
+            f"estimated time predicted on the ANE, {figures['transitions']} transitions{milliseconds}, "
             f"{format_bytes(figures['weight_bytes'])} of weights"
             + ("" if figures["call_bytes"] is None else f", {format_bytes(figures['call_bytes'])} in and out a call"))
 

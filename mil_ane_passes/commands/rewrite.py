@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from ..equivalence.equivalence import VerifyReport
     from ..equivalence.user_inputs import Feeds, Ranges
     from ..passes.engine import PassTrace
+    from ..passes.finding import Finding
     from ..passes.forecast import Forecast
     from ..passes.pipeline import Options, Passes
     from ..passes.rule_class import RuleFailure
@@ -241,6 +242,8 @@ class RewriteReport(Document):
     diff: str | None = None
     predicted: tuple[Forecast, Forecast] | None = None
     "The predictions before and after, for the target; None if no rule fired."
+    wrong_numbers: list[Finding] = field(default_factory=list)
+    "The findings of wrong numbers in the result, which no pass that ran has fixed."
     left_out: Mapping[str, str] = field(default_factory=dict)
     "The parts of a pipeline that are not ML Programs, with their kinds; they stay as they are."
     left_out_passes: list[FaultyPass] = field(default_factory=list)
@@ -257,6 +260,11 @@ class RewriteReport(Document):
     @property
     def changed(self) -> bool:
         return any(trace.fired for trace in self.traces)
+
+    @property
+    def is_all_on_ane(self) -> bool:
+        """True if all ops of the result are predicted to run on the ANE."""
+        return self.predicted is not None and self.predicted[1].on_ane == self.predicted[1].ops
 
     @property
     def reverted(self) -> list[PassTrace]:
@@ -284,6 +292,7 @@ class RewriteReport(Document):
             "weight_bytes": {"before": self.weight_bytes_before, "after": self.weight_bytes_after},
             "predicted": None if self.predicted is None else {
                 "before": self.predicted[0].to_dict(), "after": self.predicted[1].to_dict()},
+            "wrong_numbers": [each.to_dict() for each in self.wrong_numbers],
             "left_out_passes": [each.to_dict() for each in self.left_out_passes],
             "blamed": self.faulty_pass.to_dict() if self.faulty_pass else None,
             "failed_passes": [each.to_dict() for each in self.failed],
@@ -335,8 +344,11 @@ class RewriteReport(Document):
         from ..passes.targets import format_generations
 
         lines = []
+        wrong = self._count_wrong_numbers()
         if self.predicted is not None:
-            lines += [_describe_change(*self.predicted), *_describe_latency(*self.predicted)]
+            lines += [_describe_change(*self.predicted, wrong), *_describe_latency(*self.predicted)]
+        elif wrong:
+            lines.append(f"not fixed: {wrong}")
         lines += [line for trace in self.traces for line in _format_trace(trace)]
         lines += [f"ane::{trace.rule}  reverted at {format_count(trace.places, 'match', 'matches')}: {trace.reverted}"
                   for trace in self.reverted]
@@ -357,6 +369,12 @@ class RewriteReport(Document):
         if self.diff:
             lines += self.diff.split("\n")
         return lines
+
+    def _count_wrong_numbers(self) -> str:
+        """Format the number of findings of wrong numbers in the result, with their codes."""
+        from ..ane.wrong_numbers import format_wrong_numbers
+
+        return format_wrong_numbers([each.code for each in self.wrong_numbers])
 
     def explain_replaced_preset(self) -> list[str]:
         """Return a line if the passes requested by name ran in place of a preset that was requested as well."""
@@ -391,8 +409,15 @@ class RewriteReport(Document):
         done = f"{self.status}{where}{unverified} in {self.seconds:.1f} s" + (f", without {without}" if without else "")
         if not self.output:
             return [done]
-        return [done, f"next: {self._format_lint_command(self.output)}",
-                "  This lists the ops that are still off the ANE."]
+        return [done, f"next: {self._format_lint_command(self.output)}", f"  {self._describe_remainder()}."]
+
+    def _describe_remainder(self) -> str:
+        """Describe what the command that is suggested next lists, as far as it is known."""
+        parts = ["the ops that are still off the ANE"] * (not self.is_all_on_ane)
+        parts += ["the findings of wrong numbers"] * bool(self.wrong_numbers)
+        if parts:
+            return f"This lists {' and '.join(parts)}, with reasons"
+        return "All ops are predicted on the ANE; this lists other findings, if there are any"
 
     def _suggest_next(self) -> list[str]:
         """Suggest what to try if nothing was done."""
@@ -407,7 +432,8 @@ class RewriteReport(Document):
             self.reverted)
         if not self.output or not os.path.exists(self.source):  # a model in memory has no command
             return [f"next: {'; '.join(tries)}"] if tries else []
-        words = "; ".join(["  This lists the ops that are off the ANE, with reasons", *tries])
+        wrong = "the findings of wrong numbers, and " * bool(self.wrong_numbers)
+        words = "; ".join([f"  This lists {wrong}the ops that are off the ANE, if any, with reasons", *tries])
         return [f"next: {self._format_lint_command(self.source)}", f"{words}."]
 
     def _format_lint_command(self, path: str) -> str:
@@ -433,13 +459,17 @@ class RewriteReport(Document):
         )
 
 
-def _describe_change(before: Forecast, after: Forecast) -> str:
-    """Summarize the prediction before and after: what is on the ANE, transitions, the segmenter's estimate."""
+def _describe_change(before: Forecast, after: Forecast, wrong: str) -> str:
+    """Summarize the prediction before and after: what is on the ANE, transitions, the segmenter's estimate.
+
+    `wrong` states the findings of wrong numbers that are left.
+    """
+    left = "; ".join(filter(None, (str(after.support), wrong)))
     return (f"on the ANE: {before.on_ane} of {before.ops} -> {after.on_ane} of {format_count(after.ops, 'op')}, "
             f"{before.time_share:.0f} -> {after.time_share:.0f} % of the segmenter's estimate; "
             f"transitions {before.transitions} -> {after.transitions}; estimate of Core ML's segmenter (decides "
             f"placement): {format_duration(before.cost)} -> {format_duration(after.cost)}"
-            + (f"; not fixed: {left}" if (left := str(after.support)) else ""))
+            + (f"; not fixed: {left}" if left else ""))
 
 
 def _describe_latency(before: Forecast, after: Forecast) -> Iterator[str]:

@@ -47,6 +47,10 @@ class ExecutorchRewriteReport(RewriteReport):
     def verified(self) -> bool:
         return all(each.verified for each in self.delegates.values())
 
+    @property
+    def is_all_on_ane(self) -> bool:
+        return all(each.is_all_on_ane for each in self.delegates.values())
+
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON that `--format json` prints."""
         return {
@@ -120,6 +124,7 @@ def _fill_report(report: ExecutorchRewriteReport) -> None:
                          "unchanged")
     report.passes = list(dict.fromkeys(name for each in made for name in each.passes))
     report.traces = [trace for each in made for trace in each.traces]
+    report.wrong_numbers = [found for each in made for found in each.wrong_numbers]
     report.left_out_passes = [faulty for each in made for faulty in each.left_out_passes]
     report.ops_before, report.ops_after = sum(each.ops_before for each in made), sum(each.ops_after for each in made)
     report.package = made[0].package if len(made) == 1 else None

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from coremltools.converters.mil.mil import Program
 
+from ..ane.wrong_numbers import find_wrong_numbers
 from ..equivalence.comparison import Strictness
 from ..equivalence.equivalence import VerifyReport, compare_programs
 from ..equivalence.execution import Plan
@@ -320,6 +321,7 @@ def fill_report(report: RewriteReport, plan: RewritePlan, before: OpenedSource, 
     if report.changed or report.reverted:
         forecast = _make_forecaster(plan, before)
         report.predicted = forecast(before.program), forecast(after.program)
+    report.wrong_numbers = find_wrong_numbers(after.program, options.target, keeps_interface=before.keeps_interface)
     report.package = after.package if after.package is not None else after.program
     if options.diff and report.changed:
         report.diff = diff_program_texts(*(format_program(each.program, names=True) for each in (before, after)))

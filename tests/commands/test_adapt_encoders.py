@@ -432,6 +432,25 @@ def test_wrong_results_are_found_and_nothing_is_written(tmp_path, monkeypatch, b
     assert [each.name for each in tmp_path.iterdir()] == ["source.mlpackage"]
 
 
+def test_wrong_numbers_that_remain_are_stated_of_the_main_package(tmp_path, capsys):
+    """A hard swish behind a linear layer of rank 2 is in the main package; no pass fixes it."""
+    source = make_encoder(tmp_path / "source.mlpackage", length=8, form="hard swish")
+    assert main(["adapt", str(source), "-o", str(tmp_path / "out"), "--format", "json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    linted = {name: [each.value for each in ane.lint(tmp_path / "out" / name, target="m4").findings
+                     if each.code == "ANE321"] for name in ("encoder.mlpackage", "lookup.mlpackage")}
+    assert len(linted["encoder.mlpackage"]) == 1 and not linted["lookup.mlpackage"]
+    found, = data["after"]["wrong_numbers"]
+    assert (found["code"], found["slug"], found["value"]) == (
+        "ANE321", "hardswish-rank-2", *linted["encoder.mlpackage"])
+    page = (tmp_path / "out" / "README.md").read_text()
+    rows = [line for line in page.splitlines() if ", 1 finding of wrong numbers (ANE321), " in line]
+    assert [row.split(" | ")[0] for row in rows] == ["| source", "| `encoder.mlpackage`"]
+    assert main(["adapt", str(source), "-o", str(tmp_path / "again")]) == 0
+    out = capsys.readouterr().out
+    assert f"still wrong numbers: ANE321 hardswish-rank-2: %{found['value']}: the hard swish of a linear" in out
+
+
 def make_encoder(path, *, batch=1, length=None, most=CONTEXT, features=False, form="additive", attend=True,
                  float32=False):
     """A package of one attention over embedded tokens, or of features, that lacks something on request."""
@@ -499,6 +518,11 @@ def make_encoder(path, *, batch=1, length=None, most=CONTEXT, features=False, fo
             return mb.reduce_sum(x=mixed, axes=[1], keep_dims=False, name="out")
         if form == "reversed":
             mixed = mb.reverse(x=mixed, axes=[1])
+        if form == "hard swish":
+            pooled = mb.linear(x=mb.reduce_mean(x=mixed, axes=[1], keep_dims=False),
+                               weight=normal(9, WIDTH).astype(np.float16), name="pooled")
+            gate = mb.sigmoid_hard(x=pooled, alpha=np.float16(1 / 6), beta=np.float16(0.5))
+            return mb.mul(x=pooled, y=gate, name="out")
         if form == "head":
             return mb.linear(x=mixed, weight=normal(9, WIDTH).astype(np.float16), name="out")
         if form == "pooled":

@@ -42,6 +42,7 @@ KEYS = [
     "ops",
     "weight_bytes",
     "predicted",
+    "wrong_numbers",
     "left_out_passes",
     "blamed",
     "failed_passes",
@@ -79,7 +80,7 @@ def test_rewrite_writes_a_proved_package_and_leaves_the_source(source, tmp_path,
     done, following, words = printed.out.splitlines()[-3:]
     assert done.startswith(f"written to {out} in ")
     assert following == f"next: mil-ane-passes lint {out}", "the command can be copied with the rest of its line"
-    assert words == "  This lists the ops that are still off the ANE."
+    assert words == "  This lists the ops that are still off the ANE, with reasons."
     assert files(source) == before and os.listdir(tmp_path) == ["out.mlpackage"]
     found = [op for _, op in iterate_ops(load(out).program) if op.op_type == "conv_transpose"]
     assert [op.x.rank for op in found] == [4, 4]
@@ -90,7 +91,7 @@ def test_rewrite_copies_what_needs_nothing(idle, tmp_path, capsys):
     done, following, words = capsys.readouterr().out.splitlines()
     assert done.startswith("nothing to do: no pass matched; the package was copied as it is to ")
     assert following == f"next: mil-ane-passes lint {idle}"
-    assert words == "  This lists the ops that are off the ANE, with reasons; --preset full runs more passes."
+    assert words == "  This lists the ops that are off the ANE, if any, with reasons; --preset full runs more passes."
     assert files(tmp_path / "out.mlpackage") == files(idle)
 
 
@@ -193,7 +194,7 @@ def test_what_was_tried_is_not_proposed(idle, asked, tmp_path, capsys):
     assert main(["rewrite", idle, "-o", str(tmp_path / "out.mlpackage"), *asked]) == 0
     command, words = capsys.readouterr().out.splitlines()[-2:]
     assert command == f"next: mil-ane-passes lint {idle}"
-    assert words == "  This lists the ops that are off the ANE, with reasons."
+    assert words == "  This lists the ops that are off the ANE, if any, with reasons."
 
 
 @pytest.mark.parametrize(("target", "outside"), [("m1", ["tangent"]), ("m3", []), ("all", [])])
