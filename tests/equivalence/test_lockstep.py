@@ -556,7 +556,8 @@ def test_a_run_that_does_not_pass_is_made_at_float64(monkeypatch):
     assert equal.equal_bits and equal.ops["float64"].at_float32 > 0
     claimed = compare_programs(before, after, exactness=Exactness.ROUNDING)
     assert claimed.equal_bits and claimed.ops["float64"].at_float32 == 0
-    assert f"{equal.ops['float64'].at_float32} of {equal.ops['float64'].ops} ops at float32" in str(equal)
+    count = equal.ops["float64"]
+    assert f"{count.at_float32} of {count.ops} ops read the same values in both" in str(equal)
     assert equal.to_dict()["ops"]["float64"] == dataclasses.asdict(equal.ops["float64"])
 
 
