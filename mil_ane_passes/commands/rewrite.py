@@ -27,6 +27,7 @@ from ..utils.text_format import (
     format_latency_range,
     format_lines,
     format_short_repr,
+    join_names,
     join_words,
 )
 from ..utils.upgraded_source import UpgradedSource, upgrades_to_dict
@@ -244,6 +245,9 @@ class RewriteReport(Document):
     "The predictions before and after, for the target; None if no rule fired."
     wrong_numbers: list[Finding] = field(default_factory=list)
     "The findings of wrong numbers in the result, which no pass that ran has fixed."
+    verify_command: str | None = None
+    """The command with which `verify` accepts the written result, where it would find it different without: it does
+    not know what the passes declare."""
     left_out: Mapping[str, str] = field(default_factory=dict)
     "The parts of a pipeline that are not ML Programs, with their kinds; they stay as they are."
     left_out_passes: list[FaultyPass] = field(default_factory=list)
@@ -287,7 +291,7 @@ class RewriteReport(Document):
             "source": self.source, "output": self.output, "status": self.status, "preset": self.preset,
             "target": self.target, "passes": self.passes, "changed": self.changed, "verified": self.verified,
             "traces": [trace.to_dict() for trace in self.traces],
-            "verify": self.verify.to_dict() if self.verify else None,
+            "verify": self.verify.to_dict() if self.verify else None, "verify_command": self.verify_command,
             "ops": {"before": self.ops_before, "after": self.ops_after},
             "weight_bytes": {"before": self.weight_bytes_before, "after": self.weight_bytes_after},
             "predicted": None if self.predicted is None else {
@@ -365,10 +369,24 @@ class RewriteReport(Document):
         lines += self.explain_replaced_preset()
         lines += [f"{name}: {add_article(kind)}, unchanged" for name, kind in self.left_out.items()]
         if self.verify is not None:
-            lines += str(self.verify).split("\n")
+            lines += [*str(self.verify).split("\n"), *self._explain_verify_command()]
         if self.diff:
             lines += self.diff.split("\n")
         return lines
+
+    def _explain_verify_command(self) -> list[str]:
+        """Return a line if `verify` accepts the result with a limit only, with the passes whose changes are the reason.
+        """
+        from ..passes.contract import Exactness
+
+        if self.verify_command is None:
+            return []
+        fired = [trace for trace in self.traces if trace.fired and trace.strength is not Exactness.BITWISE]
+        moving = [trace for trace in fired if trace.moves or any(change.raises for change in trace.changes)]
+        names = [f"ane::{trace.rule}" for trace in moving or fired]
+        return [f"  without a limit, `verify` finds the two different: it does not know the changes that "
+                f"{join_names(names)} declare{'s' * (len(names) == 1)}, such as constants rounded again; with one: "
+                f"{self.verify_command}"]
 
     def _count_wrong_numbers(self) -> str:
         """Format the number of findings of wrong numbers in the result, with their codes."""

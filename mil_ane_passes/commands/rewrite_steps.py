@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from coremltools.converters.mil.mil import Program
 
 from ..ane.wrong_numbers import find_wrong_numbers
 from ..equivalence.comparison import Strictness
-from ..equivalence.equivalence import VerifyReport, compare_programs
+from ..equivalence.equivalence import WIDTHS_NOTE, VerifyReport, compare_programs
 from ..equivalence.execution import Plan
 from ..equivalence.user_inputs import UserInputs
 from ..ir.printer import diff_program_texts, format_program
@@ -36,6 +37,7 @@ from ..utils.option_spelling import format_no_verify_option
 from ..utils.text_format import add_article, format_count
 from .pipeline import make_forecaster, make_guard, make_measures
 from .sources import OpenedSource, copy_source
+from .verify import VerifyOptions, choose_snr_limit, format_limited_command
 
 if TYPE_CHECKING:
     from .rewrite import RewriteOptions, RewriteReport
@@ -342,9 +344,22 @@ def write_result(
         save(report.package, path, overwrite=options.overwrite, link=options.link, ahead=ahead,
              read_back=options.verify)
         report.weight_bytes_after = sum(file.stat().st_size for file in path.rglob("*.bin"))
+        report.verify_command = _find_verify_command(report, options, path)
     if isinstance(report.package, Package) and report.changed and not before.keeps_interface and not before.upgraded:
         report.package.name = NOT_SAVED if path is None else fspath(path)
     report.status = "unchanged" if not report.changed else ("written" if path is not None else "in memory")
+
+
+def _find_verify_command(report: RewriteReport, options: RewriteOptions, path: Path) -> str | None:
+    """Find the command with which `verify` accepts the result; None if it does so without a limit, or with none."""
+    if report.verify is None or not report.verify.equal or not os.path.exists(report.source):
+        return None
+    limit = choose_snr_limit({name: lowest for name, lowest in report.verify.noise.items() if name == "float64"})
+    if limit is None:
+        return None
+    return format_limited_command(VerifyOptions(
+        report.source, path, seeds=options.seeds, widths=WIDTHS_NOTE in report.verify.notes,
+        max_steps=options.max_steps, max_seconds=options.max_seconds, max_memory=options.max_memory), limit)
 
 
 def _require_torch(who: str, otherwise: str = "") -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,14 +17,15 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..package.executorch_program import find_address
 from ..package.manifest import check_model_path
 from ..package.output_file import check_output_file
 from ..utils.budget import DEFAULT_MAX_STEPS, share_budget
 from ..utils.errors import InputError, LimitReached, suggest_nearest
 from ..utils.json_file import expect_json_file
 from ..utils.npz import Array, read_arrays
-from ..utils.option_spelling import format_option, format_option_values
-from ..utils.text_format import add_article
+from ..utils.option_spelling import choose_spelling, format_option, format_option_values
+from ..utils.text_format import add_article, format_command_path, join_words
 from .options import (
     DEFAULT_SEEDS,
     MAX_MEMORY,
@@ -50,7 +52,7 @@ if TYPE_CHECKING:
     from ..equivalence.equivalence import VerifyReport
     from .sources import OpenedSource
 
-__all__ = ["VerifyOptions", "verify"]
+__all__ = ["VerifyOptions", "choose_snr_limit", "format_limited_command", "verify"]
 
 HELP = "check whether two models are equivalent"
 EXAMPLE = "verify in.mlpackage out.mlpackage"
@@ -59,6 +61,12 @@ _PRECISIONS = ("float64", "float32", "float16")
 _EXACTNESS = ("bitwise", "rounding")
 _ROUNDED_CONSTANTS = 2.0**-9
 "Largest change of a result, as a fraction of its largest value, that rewrites declare that round fp16 constants again."
+_SNR_MARGIN = 3
+"""How many dB a suggested limit is below the measured ratio: twice the power of the noise. The feeds are seeded, so
+that only sums in another order (other threads, another version of torch) change the ratio."""
+_LEAST_SNR_LIMIT = 40
+"""The lowest limit in dB that is suggested: errors of 1 % of the signal. Constants rounded again are at 54 dB or more
+where they are read; a limit below this one would also accept a formula that is wrong in places."""
 _RECORDED: Mapping[str, tuple[type, ...]] = {
     "precision": (str,), "exactness": (str,), "seeds": (int,), "function": (str, type(None)),
     "fixes_nonfinite": (bool,), "widths": (bool,), "quirks": (list, tuple),
@@ -338,8 +346,8 @@ def _verify_models(options: VerifyOptions, strictness: Strictness) -> VerifyRepo
     old, new = (select_function(each, function) for each in (old, new))
     report = _compare_sources(options, strictness, old, new)
     report.upgraded = (*old.upgraded, *new.upgraded)
-    if strictness.accuracy is None and options.exactness == "rounding":
-        report.notes += _list_rounded_constants(report)
+    if strictness.accuracy is None and options.exactness == "rounding" and not options.quirks:
+        report.advice = _explain_rounded_constants(options, report)
     for each in (old, new):
         each.check_unchanged()
     return report
@@ -356,11 +364,11 @@ def _choose_common_function(old: OpenedSource, new: OpenedSource) -> str | None:
     return old.chosen_function or new.chosen_function
 
 
-def _list_rounded_constants(report: VerifyReport) -> list[str]:
-    """Return a note if the differences are as small as those of constants that a rewrite rounds once more.
+def _explain_rounded_constants(options: VerifyOptions, report: VerifyReport) -> list[str]:
+    """Return advice if the differences are as small as those of constants that a rewrite rounds once more.
 
     These are all of the outputs, or that of the first op that differs, if its constants do: ops after it may enlarge
-    it. `rewrite` knows the rewrites between the two models, and allows what they declare. Without this note, its
+    it. `rewrite` knows the rewrites between the two models, and allows what they declare. Without this advice, its
     results seem wrong to `verify`.
     """
     failed = [(case.precision, output) for case in report.cases for output in case.failed]
@@ -370,18 +378,48 @@ def _list_rounded_constants(report: VerifyReport) -> list[str]:
     known = [share for share in shares if share is not None]
     if not known or len(known) < len(shares):
         return []
-    return [f"the {which} at most {max(known):.1e} of the largest value, as small as those of a rewrite that rounds "
-            "constants again; `rewrite` allows what its rewrites declare, and "
-            f"{format_option('snr')} or {format_option('atol')} sets a limit for this comparison"]
+    words = (f"the {which} at most {max(known):.1e} of the largest value, as small as those of a rewrite that rounds "
+             "constants again; `rewrite` allows what its rewrites declare, which `verify` does not know")
+    limit = choose_snr_limit(report.noise)
+    if limit is None or options.fixes_nonfinite:  # limits exclude this option
+        return [words]
+    command = format_limited_command(options, limit)
+    return [words, "if the second model is such a rewrite of the first, compare with a limit (the lowest "
+                   f"signal-to-noise ratio, {min(report.noise.values()):.1f} dB, less {_SNR_MARGIN} dB): {command}"]
+
+
+def choose_snr_limit(noise: Mapping[str, float]) -> int | None:
+    """Choose the limit, in whole dB, that outputs with this noise (by precision, in dB) keep; None if it would be too
+    low to find a wrong formula, or if there is no noise."""
+    lowest = min(noise.values(), default=math.inf)
+    limit = math.floor(lowest - _SNR_MARGIN) if math.isfinite(lowest) else None
+    return limit if limit is not None and limit >= _LEAST_SNR_LIMIT else None
+
+
+def format_limited_command(options: VerifyOptions, limit: int) -> str:
+    """Format the command that repeats a check with a limit; only the option, where models or feeds are not files."""
+    sides = (options.before, options.after)
+    if options.feeds is not None or not all(map(_is_on_disk, sides)):
+        return choose_spelling(f"--snr {limit}", f"snr={limit}")
+    words = ["mil-ane-passes", "verify", *(format_command_path(os.fspath(each)) for each in sides), "--snr", str(limit)]
+    for name in ("function", "precision", "seeds", "max_seconds", "max_steps", "max_memory"):
+        value = getattr(options, name)
+        if value is not None and value != getattr(VerifyOptions, name):
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    return join_words([*words, *["--widths"] * options.widths])
+
+
+def _is_on_disk(model: Any) -> bool:
+    """Return whether a command can name the model: it is a file, a package or a delegate of a program."""
+    return isinstance(model, (str, os.PathLike)) and (
+        os.path.exists(model) or find_address(os.fspath(model)) is not None)
 
 
 def _compute_rounded_share(precision: str, found: OutputDifference) -> float | None:
     """Compute the difference as a fraction of the largest value; None if it is not that of a constant rounded again."""
-    from ..equivalence.comparison import FLOAT64_TOLERANCE
-
-    if found.reason or precision != "float64" or not found.allowed:
+    if found.reason or precision != "float64" or not found.scale:
         return None
-    share = found.absolute / found.allowed * FLOAT64_TOLERANCE
+    share = found.absolute / found.scale
     return share if 0 < share <= _ROUNDED_CONSTANTS else None
 
 

@@ -80,6 +80,8 @@ class OutputDifference:
     allowed: float = 0.0
     reason: str = ""
     fixed: int = 0
+    scale: float = 0.0
+    "The largest finite magnitude of the output before."
     snr: float | None = None
     "Signal-to-noise ratio of the whole output in dB, if the outputs were judged by `Accuracy`."
     cosine: float | None = None
@@ -469,11 +471,12 @@ def describe_worst_element(
     distance = float(gap[index])
     known = bool(np.isfinite(value))
     dtype = np.dtype(unit_of or old.dtype)
+    scale = float(np.max(np.abs(old64), where=np.isfinite(old64), initial=0.0))
     unit = _compute_ulp(dtype, float(value)) if dtype.kind == "f" and known else float("nan")
     relative = distance / abs(float(value)) if known and value else float("nan")
     return OutputDifference(
         name, False, passed, absolute=distance, relative=relative, ulps=distance / unit, index=index,
-        before=float(value), after=float(new64[index]), allowed=float(allowed[index]))
+        before=float(value), after=float(new64[index]), allowed=float(allowed[index]), scale=scale)
 
 
 def _to_json_number(number: float) -> float | str:

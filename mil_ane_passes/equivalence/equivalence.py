@@ -107,6 +107,11 @@ class VerifyReport:
     reason: str = ""
     notes: list[str] = field(default_factory=list)
     "Parts that were not compared, with the reasons."
+    advice: list[str] = field(default_factory=list)
+    "How to judge a difference that may be intended, and the command for it; right below the verdict."
+    noise: dict[str, float] = field(default_factory=dict)
+    """By precision, the lowest signal-to-noise ratio of an output in dB, on the runs that limits on the error judge.
+    Empty if these runs agree within rounding, or differ by more than noise: in integers, shapes or infinities."""
     first: FirstDifference | None = None
     "The first difference of two programs, in the first run whose outputs differ; None when it cannot be determined."
     quirks: tuple[str, ...] = ()
@@ -155,7 +160,8 @@ class VerifyReport:
         return {**make_json_header("verify"),
                 "status": self.status, "exactness": self.exactness.value, "equal_bits": self.equal_bits,
                 "tolerance": self.tolerance, "accuracy": self.accuracy.limits() if self.accuracy else None,
-                "quirks": list(self.quirks), "reason": self.reason, "notes": self.notes, "sampled": list(self.sampled),
+                "quirks": list(self.quirks), "reason": self.reason, "notes": self.notes, "advice": self.advice,
+                "sampled": list(self.sampled),
                 "first_difference": self.first.to_dict() if self.first else None,
                 "ops": {precision: asdict(count) for precision, count in self.ops.items()},
                 "cases": [case.to_dict() for case in self.cases], **upgrades_to_dict(self.upgraded),
@@ -189,7 +195,7 @@ class VerifyReport:
             same = self.equal_bits and self.tolerance is None
             how = "bit for bit" if same else self._describe_criterion()
             return format_lines([f"equal in {runs}, {how}{faults}", *self._list_worst(), *notes])
-        lines = [f"different, {self._describe_criterion()} ({runs}){faults}"]
+        lines = [f"different, {self._describe_criterion()} ({runs}){faults}", *(f"  {each}" for each in self.advice)]
         for case in self.cases:
             lines += [f"  {case.function}, {case.feeds}, {case.precision}: {output}" for output in case.failed]
         return format_lines([*lines, *notes, *(str(self.first).split("\n") if self.first else [])])
@@ -323,6 +329,9 @@ def compare_programs(
     _excuse_sums_of_infinities(before, after, old, new, promised, quirks)
     report = _judge_with_adjustments(before, old, new, promised, precisions)
     report.quirks, report.runs, report.ops = tuple(quirks), runs, _count_ops(new)
+    declares = promised.moves or promised.changes or promised.exactness is Exactness.APPROXIMATE
+    if promised.accuracy is None and (declares or report.status == "different"):
+        report.noise = _measure_noise([*zip(old.runs, new.runs)][len(further):], precisions)
     failed = {(case.function, case.feeds) for case in report.cases if case.failed}
     report.failed_plan = next((plan for plan in made if (plan.function, plan.label) in failed), None)
     report.regions = regions.regions if regions is not None else []
@@ -393,6 +402,28 @@ def _passes(old: Run, new: Run, promised: Strictness) -> bool:
     """Return whether all outputs of a run are equal as promised, or it ended with an error."""
     return bool(old.error or new.error) or all(
         output.passed for case in _build_cases(old, new, promised) for output in case.outputs)
+
+
+def _measure_noise(pairs: Iterable[tuple[Run, Run]], precisions: Sequence[str]) -> dict[str, float]:
+    """Measure by precision the lowest signal-to-noise ratio of an output in dB, of runs on feeds that are not extreme.
+
+    These are the runs that limits on the error judge. Empty if they agree within rounding at float64 without what
+    rewrites declare, and if limits reject them whatever the ratio is.
+    """
+    runs = [(old, new) for old, new in pairs if not (old.error or new.error or old.plan.adversarial)]
+    rounding = Strictness(Exactness.ROUNDING, keeps_nonfinite=False)
+    if all(output.passed for old, new in runs if "float64" in old.results
+           for output in compare_outputs(old.results["float64"], new.results["float64"], rounding)):
+        return {}
+    measured = Strictness(Exactness.ROUNDING, accuracy=Accuracy())
+    lowest: dict[str, float] = {}
+    for precision in precisions:
+        found = [output for old, new in runs if precision in old.results
+                 for output in compare_outputs(old.results[precision], new.results[precision], measured)]
+        if not all(output.passed for output in found):
+            return {}
+        lowest[precision] = min((output.snr for output in found if output.snr is not None), default=math.inf)
+    return lowest
 
 
 def _has_undefined(run: Run) -> bool:
@@ -658,7 +689,10 @@ def compare_with_pipeline(
                           () if program_first else quirks)
     entire = execute_pipeline(pipeline, made, precisions, lambda text: progress(f"pipeline, {text}"),
                               quirks if program_first else ())
-    report = judge_executions(alone, entire, exactness) if program_first else judge_executions(entire, alone, exactness)
+    sides = (alone, entire) if program_first else (entire, alone)
+    report = judge_executions(*sides, exactness)
+    if report.status == "different":
+        report.noise = _measure_noise(zip(*(each.runs for each in sides)), precisions)
     report.quirks = tuple(quirks)
     report.accuracy = exactness.accuracy if isinstance(exactness, Strictness) else None
     report.leave_open("", find_outputs_without_numbers(program, alone.runs))

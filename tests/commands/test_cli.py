@@ -39,6 +39,7 @@ KEYS = [
     "verified",
     "traces",
     "verify",
+    "verify_command",
     "ops",
     "weight_bytes",
     "predicted",

@@ -104,7 +104,7 @@ def test_every_command_of_lint_and_rewrite_runs_as_printed(package, tmp_path, ca
         if "rewrite" in command:
             assert "--target m4" in command and "nothing to do" not in shown, shown
         for after in printed(shown):
-            assert shlex.split(after)[1] == "lint" and "--target m4" in after
+            assert shlex.split(after)[1] == "lint" and "--target m4" in after or "--snr" in after
 
 
 def test_a_model_that_was_not_saved_is_not_named_by_its_temporary_path(tmp_path):
@@ -189,6 +189,70 @@ def test_edit_takes_values_as_reports_print_them(tmp_path, capsys, arguments):
     source = tmp_path / "m.mlpackage"
     save_program(late(), source)
     assert main(["edit", str(source), "-o", str(tmp_path / "out.mlpackage"), *arguments]) == 0, capsys.readouterr()
+
+
+def folded():
+    """Two 1x1 convs in a row, which preset full makes one, with constants that it rounds again."""
+    draw = np.random.default_rng(0).standard_normal
+
+    def body(x):
+        one = mb.conv(x=x, weight=draw((128, 64, 1, 1)).astype(np.float16), name="expand")
+        two = mb.conv(x=one, weight=draw((64, 128, 1, 1)).astype(np.float16), name="reduce")
+        return mb.conv(x=mb.relu(x=two), weight=draw((64, 64, 3, 3)).astype(np.float16), name="y")
+
+    return build_program(body, x=(1, 64, 64, 64))
+
+
+def test_constants_that_a_rewrite_rounds_again_are_verified_with_the_printed_limit(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    save_program(folded(), "a model.mlpackage")
+    assert main(["rewrite", "a model.mlpackage", "-o", "./-out.mlpackage", "--passes", "fuse_linear_convs", "--target",
+                 "m4"]) == 0
+    text = capsys.readouterr().out
+    told, = (command for command in printed(text) if shlex.split(command)[1] == "verify")
+    assert text.splitlines()[-1] == "  All ops are predicted on the ANE; this lists other findings, if there are any."
+    line, = (line for line in text.splitlines() if told in line)
+    assert "the changes that ane::fuse_linear_convs declares" in line
+    assert main(["verify", "a model.mlpackage", "./-out.mlpackage"]) == 1, "without a limit it is different"
+    text = capsys.readouterr().out
+    verdict, words, advice = text.splitlines()[:3]
+    assert verdict.startswith("different, judged as rounding") and "as small as those of a rewrite" in words
+    command, = printed(text)
+    assert advice.endswith(command) and shlex.split(command) == shlex.split(told), "both state the same limit"
+    assert main(shlex.split(command)[1:]) == 0
+    assert capsys.readouterr().out.startswith("equal in 3 runs at float64, within snr >= ")
+    limit = int(shlex.split(command)[shlex.split(command).index("--snr") + 1])
+    tighter = [str(limit + 4) if word == str(limit) else word for word in shlex.split(command)[1:]]
+    assert main(tighter) == 1, "the limit is not looser than needed"
+    capsys.readouterr()
+    made = ane.rewrite("a model.mlpackage", "five.mlpackage", passes="fuse_linear_convs", seeds=5)
+    assert made.verify_command and made.verify_command in str(made) and " --seeds 5" in made.verify_command
+    assert main(shlex.split(made.verify_command)[1:]) == 0
+    assert capsys.readouterr().out.startswith("equal in 5 runs")
+
+
+def test_a_limit_of_another_precision_and_function_is_printed_with_them(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    save_program(folded(), "m.mlpackage")
+    ane.rewrite("m.mlpackage", "out.mlpackage", passes="fuse_linear_convs")
+    assert main(["verify", "m.mlpackage", "out.mlpackage", "--function", "main", "--precision", "float32"]) == 1
+    command, = printed(capsys.readouterr().out)
+    assert " --function main --precision float32" in command
+    assert main(shlex.split(command)[1:]) == 0
+    capsys.readouterr()
+    np.savez("feeds.npz", x=np.ones((1, 64, 64, 64), np.float16))
+    assert main(["verify", "m.mlpackage", "out.mlpackage", "--feeds", "feeds.npz"]) == 1
+    text = capsys.readouterr().out
+    option, = re.findall(r"less 3 dB\): (--snr \d+)$", text, re.M)
+    assert main(["verify", "m.mlpackage", "out.mlpackage", "--feeds", "feeds.npz", *option.split()]) == 0
+
+
+@pytest.mark.parametrize("passes", ["split_conv_transpose_bias", "lift_conv_transpose_1d"])
+def test_a_rewrite_that_verify_accepts_without_a_limit_names_none(tmp_path, passes):
+    save_program(vocoder(), tmp_path / "m.mlpackage")
+    report = ane.rewrite(tmp_path / "m.mlpackage", tmp_path / "out.mlpackage", passes=passes)
+    assert report.changed and report.verify_command is None and "--snr" not in str(report)
+    assert ane.verify(tmp_path / "m.mlpackage", tmp_path / "out.mlpackage").equal
 
 
 def test_an_upgrade_is_compared_with_its_module_by_the_printed_command(tmp_path, monkeypatch, capsys):

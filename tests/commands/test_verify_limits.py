@@ -16,6 +16,7 @@ from coremltools.optimize import coreml as cto
 
 import mil_ane_passes as ane
 from mil_ane_passes.commands.main import main
+from mil_ane_passes.commands.verify import choose_snr_limit
 from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.utils.errors import InputError
 
@@ -63,9 +64,14 @@ def test_differences_as_small_as_rounded_constants_are_noted(factor, noted):
                                    x=(2, 4)) for each in (weight, weight * np.float32(factor)))
     report = ane.verify(before, after)
     assert report.status == "different"
-    assert any("as small as those of a rewrite that rounds constants again" in note for note in report.notes) == noted
-    assert not ane.verify(before, after, exactness="bitwise").notes
+    assert any("as small as those of a rewrite that rounds constants again" in each for each in report.advice) == noted
+    assert not ane.verify(before, after, exactness="bitwise").advice
     assert ane.verify(before, after, snr=30).equal
+    if noted:
+        verdict, words, advice, *_ = str(report).splitlines()
+        assert verdict.startswith("different") and "4.9e-04 of the largest value" in words
+        assert advice.endswith(" 66.2 dB, less 3 dB): snr=63"), "2^-11 is 66.2 dB"
+        assert report.to_dict()["advice"] == report.advice
 
 
 @pytest.mark.parametrize(("factor", "noted"), [(1 + 2.0**-11, True), (1 + 2.0**-7, False)])
@@ -77,8 +83,43 @@ def test_ops_may_enlarge_the_differences_of_rounded_constants(factor, noted):
 
     report = ane.verify(build(np.eye(4, dtype=np.float32)), build(np.eye(4, dtype=np.float32) * np.float32(factor)))
     assert report.status == "different"
-    assert any(note.startswith("the first difference is at most 4.9e-04 of the largest value, as small as those of a "
-                               "rewrite that rounds constants again") for note in report.notes) == noted
+    assert any(each.startswith("the first difference is at most 4.9e-04 of the largest value, as small as those of a "
+                               "rewrite that rounds constants again") for each in report.advice) == noted
+    assert "snr=" not in str(report), "the outputs differ by more than 1 %: a limit would accept other faults"
+    assert min(report.noise.values()) < 40
+
+
+@pytest.mark.parametrize(("noise", "limit"), [
+    ({}, None), ({"float64": 66.2}, 63), ({"float64": 66.2, "float16": 50.9}, 47), ({"float64": 43.0}, 40),
+    ({"float64": 42.9}, None), ({"float64": float("inf")}, None), ({"float64": float("-inf")}, None)])
+def test_a_limit_is_suggested_where_it_tells_faults_apart(noise, limit):
+    assert choose_snr_limit(noise) == limit
+
+
+def test_small_outputs_are_measured_by_their_own_size():
+    """The bound of the check has a floor for outputs near 0; the share of the largest value has none."""
+    before, after = (build_program(lambda x, factor=each: mb.mul(x=x, y=np.float32(factor), name="y"), dtype=types.fp32,
+                                   x=(2, 4)) for each in (1e-9, 1e-9 * (1 + 2.0**-5)))
+    report = ane.verify(before, after, seeds=1)
+    assert report.status == "different" and not report.advice, report.advice
+
+
+def test_no_limit_is_suggested_for_infinities_integers_and_extreme_feeds():
+    def build(body):
+        return build_program(body, dtype=types.fp32, x=(2, 4))
+
+    pairs = {
+        "infinities": (lambda x: mb.real_div(x=x, y=mb.sub(x=x, y=x), name="y"),
+                       lambda x: mb.mul(x=x, y=np.float32(1), name="y")),
+        "integers": (lambda x: mb.cast(x=mb.mul(x=x, y=np.float32(9)), dtype="int32", name="y"),
+                     lambda x: mb.cast(x=mb.mul(x=x, y=np.float32(9.5)), dtype="int32", name="y")),
+        "extreme": (lambda x: mb.clip(x=x, alpha=np.float32(-100), beta=np.float32(1000), name="y"),
+                    lambda x: mb.clip(x=x, alpha=np.float32(-100), beta=np.float32(1000.5), name="y")),
+    }
+    for name, bodies in pairs.items():
+        report = ane.verify(*map(build, bodies))
+        assert report.status == "different" and report.noise == {}, name
+        assert "snr=" not in str(report), name
 
 
 @pytest.fixture(scope="module")

@@ -275,7 +275,7 @@ def test_the_report_as_data():
     data = report.to_dict()
     assert list(data) == [
         "schema", "tool", "version", "command", "status", "exactness", "equal_bits", "tolerance", "accuracy", "quirks",
-        "reason", "notes", "sampled", "first_difference", "ops", "cases"]
+        "reason", "notes", "advice", "sampled", "first_difference", "ops", "cases"]
     assert data["tolerance"] is None and data["quirks"] == []
     assert (data["schema"], data["status"], data["exactness"]) == (1, "different", "bitwise")
     assert [each.partition(":")[0] for each in data["sampled"]] == [
