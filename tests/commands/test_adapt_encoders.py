@@ -433,22 +433,22 @@ def test_wrong_results_are_found_and_nothing_is_written(tmp_path, monkeypatch, b
 
 
 def test_wrong_numbers_that_remain_are_stated_of_the_main_package(tmp_path, capsys):
-    """A hard swish behind a linear layer of rank 2 is in the main package; no pass fixes it."""
-    source = make_encoder(tmp_path / "source.mlpackage", length=8, form="hard swish")
+    """A test for NaN is in the main package; no pass fixes it."""
+    source = make_encoder(tmp_path / "source.mlpackage", length=8, form="test for NaN")
     assert main(["adapt", str(source), "-o", str(tmp_path / "out"), "--format", "json"]) == 0
     data = json.loads(capsys.readouterr().out)
     linted = {name: [each.value for each in ane.lint(tmp_path / "out" / name, target="m4").findings
-                     if each.code == "ANE321"] for name in ("encoder.mlpackage", "lookup.mlpackage")}
+                     if each.code == "ANE319"] for name in ("encoder.mlpackage", "lookup.mlpackage")}
     assert len(linted["encoder.mlpackage"]) == 1 and not linted["lookup.mlpackage"]
     found, = data["after"]["wrong_numbers"]
     assert (found["code"], found["slug"], found["value"]) == (
-        "ANE321", "hardswish-rank-2", *linted["encoder.mlpackage"])
+        "ANE319", "nan-and-signed-zero-logic", *linted["encoder.mlpackage"])
     page = (tmp_path / "out" / "README.md").read_text()
-    rows = [line for line in page.splitlines() if ", 1 finding of wrong numbers (ANE321), " in line]
+    rows = [line for line in page.splitlines() if ", 1 finding of wrong numbers (ANE319), " in line]
     assert [row.split(" | ")[0] for row in rows] == ["| source", "| `encoder.mlpackage`"]
     assert main(["adapt", str(source), "-o", str(tmp_path / "again")]) == 0
     out = capsys.readouterr().out
-    assert f"still wrong numbers: ANE321 hardswish-rank-2: %{found['value']}: the hard swish of a linear" in out
+    assert f"still wrong numbers: ANE319 nan-and-signed-zero-logic: %{found['value']}: compares a value with itself" in out
 
 
 def make_encoder(path, *, batch=1, length=None, most=CONTEXT, features=False, form="additive", attend=True,
@@ -518,11 +518,9 @@ def make_encoder(path, *, batch=1, length=None, most=CONTEXT, features=False, fo
             return mb.reduce_sum(x=mixed, axes=[1], keep_dims=False, name="out")
         if form == "reversed":
             mixed = mb.reverse(x=mixed, axes=[1])
-        if form == "hard swish":
-            pooled = mb.linear(x=mb.reduce_mean(x=mixed, axes=[1], keep_dims=False),
-                               weight=normal(9, WIDTH).astype(np.float16), name="pooled")
-            gate = mb.sigmoid_hard(x=pooled, alpha=np.float16(1 / 6), beta=np.float16(0.5))
-            return mb.mul(x=pooled, y=gate, name="out")
+        if form == "test for NaN":
+            pooled = mb.reduce_mean(x=mixed, axes=[1], keep_dims=False)
+            return mb.select(cond=mb.not_equal(x=pooled, y=pooled), a=np.float16(0), b=pooled, name="out")
         if form == "head":
             return mb.linear(x=mixed, weight=normal(9, WIDTH).astype(np.float16), name="out")
         if form == "pooled":
