@@ -448,7 +448,8 @@ def test_wrong_numbers_that_remain_are_stated_of_the_main_package(tmp_path, caps
     assert [row.split(" | ")[0] for row in rows] == ["| source", "| `encoder.mlpackage`"]
     assert main(["adapt", str(source), "-o", str(tmp_path / "again")]) == 0
     out = capsys.readouterr().out
-    assert f"still wrong numbers: ANE319 nan-and-signed-zero-logic: %{found['value']}: compares a value with itself" in out
+    assert (f"still wrong numbers: ANE319 nan-and-signed-zero-logic: %{found['value']}: compares a value with "
+            "itself") in out
 
 
 def make_encoder(path, *, batch=1, length=None, most=CONTEXT, features=False, form="additive", attend=True,
