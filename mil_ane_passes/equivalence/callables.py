@@ -29,6 +29,8 @@ _TRAINING_LAYERS = ("Attention", "BatchNorm", "Bn", "Dropout", "GRU", "InstanceN
 "Parts of the names of PyTorch's layers that compute something else in training mode, such as ConvBn2d."
 MODE_ARGUMENTS = ("train", "training", "use_input_stats")
 "Arguments of ops that are true in training mode."
+_PROBABILITIES = ("p", "dropout")
+"Arguments of random ops with the share of elements that training mode drops."
 _NORMS = ("aten::batch_norm", "aten::instance_norm", "aten::native_batch_norm", "aten::_native_batch_norm_legit")
 "Ops whose fourth argument is the running mean, or, in an overload without running statistics, the mode."
 
@@ -57,15 +59,16 @@ def iterate_training_ops(torch: Any, graph: Any) -> Iterator[Any]:
     """Yield the nodes of a TorchScript graph with an argument for training mode that is true.
 
     A norm of computed or passed statistics is always in this mode, as in `F.batch_norm(..., training=True)` of images
-    one by one; that of a module has buffers.
+    one by one; that of a module has buffers. A dropout of probability 0 computes the same in both modes.
     """
     for node in graph.nodes():
         if node.kind() in _NORMS and node.inputsAt(3).node().kind() != "prim::GetAttr":
             continue
         schema = node.schema()
         arguments = [] if schema == "(no schema)" else torch._C.parse_schema(schema).arguments
-        if any(argument.name in MODE_ARGUMENTS and value.toIValue()
-               for argument, value in zip(arguments, node.inputs())):
+        given = {argument.name: value.toIValue() for argument, value in zip(arguments, node.inputs())
+                 if argument.name in (*MODE_ARGUMENTS, *_PROBABILITIES)}
+        if any(given.get(name) for name in MODE_ARGUMENTS) and 0 not in (given.get(name) for name in _PROBABILITIES):
             yield node
         for block in node.blocks():
             yield from iterate_training_ops(torch, block)

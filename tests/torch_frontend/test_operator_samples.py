@@ -33,8 +33,6 @@ SAMPLES = 1
 UNDEFINED = {
     "kthvalue", "nn.functional.rrelu", "new_empty", "new_empty_strided", "empty_like", "randn_like", "rand_like",
     "normal", "bernoulli", "multinomial", "nn.functional.rms_norm", "sort", "argsort", "msort", "topk",
-    "nn.functional.dropout", "nn.functional.dropout2d", "nn.functional.dropout3d", "nn.functional.alpha_dropout",
-    "nn.functional.feature_alpha_dropout",
 }
 "Ops whose result is random, not defined for ties, or has samples that nobody asks for, such as a negative epsilon."
 FINITE = {"log", "log2", "log10", "rsqrt", "xlogy", "special.xlog1py", "logit", "special.entr", "pow", "float_power",

@@ -154,6 +154,14 @@ def test_what_computes_the_same_in_both_modes_converts(module, decomposition):
     np.testing.assert_allclose(found, module.eval()(X).detach().numpy(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(("layer", "x"), [
+    (Net(nn.Dropout(0.0)), X), (Net(nn.Dropout2d(0.0)), X), (nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0), ROWS),
+], ids=["dropout", "dropout 2-D", "transformer"])
+def test_traces_with_dropout_of_probability_zero_are_checked(layer, x):
+    traced = torch.jit.trace(layer.train(), x)
+    ane.convert(traced, inputs=[ct.TensorType("x", x.shape)], skip_model_load=True, check=True)
+
+
 def test_a_dropout_that_coremltools_leaves_out_converts():
     module = Net(nn.Dropout(0.3))
     (found,) = outputs(converted(exported(module.train(), X)), [X])
