@@ -102,8 +102,8 @@ def _is_in_training_mode(node: Any, signature: Any, bound: Mapping[Any, Any]) ->
         return False
     if "dropout_p" in given:  # attention, which has no other argument for the mode
         return bool(given["dropout_p"])
-    if is_training:  # `dropout` of recurrent layers, `p` of dropout, neither of RReLU
-        return bool(given.get("dropout", given.get("p", True)))
+    if any(name in given for name in MODE_ARGUMENTS):  # `dropout` of recurrent layers, `p` of dropout, neither of RReLU
+        return is_training and bool(given.get("dropout", given.get("p", True)))
     # A decomposed dropout, such as a product with `bernoulli`
     return _find_module_class(node).startswith(_DROPOUT_MODULES)
 

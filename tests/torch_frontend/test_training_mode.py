@@ -154,6 +154,16 @@ def test_what_computes_the_same_in_both_modes_converts(module, decomposition):
     np.testing.assert_allclose(found, module.eval()(X).detach().numpy(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("check", [False, True])
+@pytest.mark.parametrize(("name", "decomposition"), [
+    (name, decomposition) for name in LAYERS for decomposition in DECOMPOSITIONS
+    if (name, decomposition) != ("rrelu", "decomposed")])  # an op without a lowering
+def test_programs_exported_in_eval_mode_convert(name, decomposition, check):
+    layer, x = LAYERS[name]
+    program = DECOMPOSITIONS[decomposition](exported(Net(layer).eval(), x))
+    converted(program, check=check)
+
+
 @pytest.mark.parametrize(("layer", "x"), [
     (Net(nn.Dropout(0.0)), X), (Net(nn.Dropout2d(0.0)), X), (nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0), ROWS),
 ], ids=["dropout", "dropout 2-D", "transformer"])

@@ -36,6 +36,7 @@ SAFE_MATCHES: dict[str, dict[str, int]] = {
         "Mamba": 3, "Mamba 2": 5},  # of two layers; the second kind's gates have one as well
     "stable_softplus": {"Mamba": 2, "Mamba 2": 2},
     "stable_mish": {"CSPDarknet (mish)": 67},
+    "hard_swish_rank_4": {"MobileNetV3": 1},
     "stable_log_softmax": dict.fromkeys(
         ("Wav2Vec2, CTC log probabilities", "HuBERT, log of softmax"), 1),
     "stable_log_sum_exp": {"ResNet-18, energy score": 1},
