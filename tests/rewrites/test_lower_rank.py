@@ -43,7 +43,7 @@ def test_two_transposes_make_any_order_of_six_axes(count):
 
 
 STEPS = ["transpose", "unary", "table", "scalar", "own", "sum", "max", "softmax", "concat", "split", "slice", "flip",
-         "tile", "stack", "expand", "matmul", "square", "select"]
+         "tile", "stack", "expand", "matmul", "square", "select", "norm"]
 
 
 def applied(draw, kind, v, t):
@@ -101,6 +101,13 @@ def applied(draw, kind, v, t):
             torch.stack([t, torch.relu(t)], axis).amax(axis)
     if kind == "expand":
         return mb.squeeze(x=mb.sigmoid(x=mb.expand_dims(x=v, axes=[axis])), axes=[axis]), torch.sigmoid(t)
+    if kind == "norm":
+        own = shape[-draw(st.integers(1, 2)):]
+        gamma, beta = (np.linspace(*ends, int(np.prod(own)), dtype=np.float16).reshape(own)
+                       for ends in ((0.5, 2), (-1, 1)))
+        made = mb.layer_norm(x=v, axes=list(range(-len(own), 0)), gamma=gamma, beta=beta, epsilon=np.float16(0.125))
+        weight, bias = (torch.from_numpy(each.astype(np.float64)) for each in (gamma, beta))
+        return made, torch.nn.functional.layer_norm(t, own, weight, bias, 0.125)
     if kind == "matmul":
         return mb.matmul(x=v, y=v, transpose_y=True), t @ t.mT
     return mb.reduce_sum_square(x=v, axes=few, keep_dims=True), t.square().sum(few, keepdim=True)

@@ -117,6 +117,21 @@ def _plan_softmax(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
     return lambda mb, reshape: [rebuild_op(mb, op, x=reshape(op.x, found[0]), axis=found[1])]
 
 
+def _plan_layer_norm(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
+    axes = {int(axis) % op.x.rank for axis in get_const_value(op.axes, list(range(op.x.rank)))}
+    sizes = _extents_from_shape(op.x.shape)
+    # gamma and beta have the normalized axes, which stay as they are.
+    keys = [at if at in axes else None if size == 1 else -1 for at, size in enumerate(sizes)]
+    groups = _group_axes(keys, sizes, bounds.rank)
+    shape = _compute_merged_shape(groups, sizes, bounds)
+    if isinstance(shape, str):
+        return shape
+    over = [at for at, group in enumerate(groups) if axes.intersection(group)]
+    if len(over) < len(axes):
+        return "normalized axes would be merged"
+    return lambda mb, reshape: [rebuild_op(mb, op, x=reshape(op.x, shape), axes=over)]
+
+
 def _plan_split(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
     found = _isolate_axis(op.x, int(op.axis.val), bounds)
     if isinstance(found, str):
@@ -344,6 +359,7 @@ _PLANNERS: dict[str, Callable[[Operation, RankBounds], _BuildFunction | str]] = 
     **dict.fromkeys(("reshape", "expand_dims", "squeeze"), _plan_reshape),
     "select": _plan_elementwise,
     "softmax": _plan_softmax,
+    "layer_norm": _plan_layer_norm,
     "split": _plan_split,
     "concat": _plan_concat,
     "stack": _plan_stack,

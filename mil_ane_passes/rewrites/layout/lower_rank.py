@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+import numpy as np
 from coremltools.converters.mil.mil import Block, Builder, Var
 
 from ...ane.limits import collect_evidence, find_limit
@@ -81,6 +82,8 @@ class LowerRank(BlockRewrite):
         yield _make_windows_example("windows")
         yield _make_windows_example("an op between", lambda v: Builder.relu(x=v))
         yield _make_windows_example("a sum", lambda v: Builder.reduce_sum(x=v, axes=[2, 4], keep_dims=True), (-1, 4))
+        yield _make_windows_example("a norm", lambda v: Builder.layer_norm(
+            x=v, axes=[5], gamma=make_weight(4), epsilon=np.float16(0.125)))
         yield make_example("two transposes", _build_shuffle, x=(8, 16))
         yield _make_windows_example("a table is added", lambda v: Builder.add(x=v, y=make_weight(2, 1, 4)))
         yield _make_windows_example("sorted", lambda v: Builder.topk(x=v, k=2, name="best")[0], (-1, 2),
