@@ -29,6 +29,7 @@ def attach_fixes(found: Sequence[RuleResult], reported: Collection[str]) -> list
     `reported`. If every matched rewrite skips the op, the finding has the reason of the first.
     """
     fixing = names_of_fixes(item.rule for item in found)
+    fixing |= {_get_pass_name(item.answer.fixed_by) for item in found if isinstance(item.answer, Hit)}
     answers: dict[Operation, dict[str, Hit | Miss]] = defaultdict(dict)
     for item in found:
         if item.rule.name in fixing:
@@ -45,6 +46,11 @@ def attach_fixes(found: Sequence[RuleResult], reported: Collection[str]) -> list
                                           and (item.rule.name, item.answer.op) in merged)]
 
 
+def _get_pass_name(spelling: str) -> str:
+    """Return the name of a pass in the spelling of `--passes`, which may have options."""
+    return spelling.partition("{")[0]
+
+
 def _attach_fix(
     item: RuleResult, hit: Hit, answers: _Answers, firing: Collection[str]
 ) -> tuple[RuleResult, set[tuple[str, Operation]]]:
@@ -53,7 +59,7 @@ def _attach_fix(
     A rewrite that fires somewhere may fix this op, too: an entire region is reported at one of its ops.
     """
     if hit.fixed_by:
-        name = hit.fixed_by.partition("{")[0]
+        name = _get_pass_name(hit.fixed_by)
         return replace(item, fixed_by=hit.fixed_by), {(name, op) for op in hit.covers if name in answers.get(op, ())}
     known = fixes_for(type(item.rule))
     types = {op.op_type for op in hit.covers}

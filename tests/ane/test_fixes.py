@@ -41,6 +41,16 @@ def test_a_pass_that_the_rule_names_itself_is_no_finding_of_its_own(fixtures):
     assert problem.fixed_by == "fp16_compute" and problem.refuses and len(problem.covers) > 100
 
 
+def test_a_kernel_that_compiles_slowly_is_not_called_unsupported():
+    """An M4 supports 14x14 kernels; the pass that the rule names was listed as the fix of kernels beyond the limit."""
+    held = build_program(lambda x: mb.conv(x=x, weight=np.ones((4, 3, 14, 14), np.float16), strides=[4, 4], name="y"),
+                         x=(1, 3, 56, 56))
+    assert [(item.code, item.fixed_by) for item in ane.lint(held, target="m4").findings if item.fixed_by] == [
+        ("ANE512", "split_wide_conv")]
+    report = ane.rewrite(held, passes="split_wide_conv", target="m4", verify=False)
+    assert [each.code for trace in report.traces for each in trace.fired] == ["ANE512"]
+
+
 def test_an_op_that_no_rewrite_fixes_has_the_reason():
     report = ane.lint(summed(2, None), target="m4")
     (found,) = [item for item in report.findings if item.rule.code == CUMSUM.code]

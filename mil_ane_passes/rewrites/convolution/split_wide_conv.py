@@ -24,11 +24,11 @@ from coremltools.converters.mil.mil import Operation, Var, types
 from ...ane.limits import collect_evidence, find_exceeded_limit
 from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.query import get_const_value, get_reshape_extents, is_compressed, is_symbolic
-from ...passes.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
+from ...passes.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite, Rule
 from ...passes.evidence import cite_m4_study
 from ...passes.examples import make_weight
 from ...passes.targets import parse_target
-from ...rules.convolution import ConvKernelSize
+from ...rules.convolution import CompileTraps, ConvKernelSize
 from .._weights import find_reshape_obstacle, has_uniform_readers, reshape_weight, split_evenly
 from ._conv_geometry import (
     ConvSizes,
@@ -104,6 +104,11 @@ class SplitWideConv(Rewrite):
     "Maximum number of copies of the input in frames."
     max_parts: int = 16
     "Maximum number of convs that replace one."
+
+    def find_problem(self, op: Operation) -> type[Rule]:
+        """Return the rule that reports `op`: a kernel within the limit may be slow to compile."""
+        problem = super().find_problem(op)
+        return CompileTraps if problem is type(self) and CompileTraps().reports_op(op) else problem
 
     def match(self, op: Operation) -> Hit | Miss:
         large = self._find_large_axes(op)
