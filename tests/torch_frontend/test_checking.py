@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Iterator
 from typing import Any, Optional
@@ -1204,3 +1205,20 @@ def test_a_batch_norm_by_the_statistics_of_an_image_is_compared(frontend):
 def test_a_norm_whose_statistics_are_inputs_is_compared(norm):
     """They are not those of a module, which its eval() would use."""
     checked(norm, torch.randn(2, 4, 6, 6), torch.zeros(4), torch.ones(4))
+
+
+class Buckets(torch.nn.Module):
+    """Buckets of distances as in T5: a power of two is on the boundary of a bucket."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(x.shape[1])
+        distances = (places[None] - places[:, None]).abs()
+        bucket = 8 + (torch.log(distances.float() / 8) / math.log(16) * 8).long().clamp(-8, 7)
+        return torch.where(distances < 8, distances, bucket).float() + 0 * x.sum()
+
+
+def test_buckets_without_a_mask_are_not_excused_by_masks(caplog):
+    traced = torch.jit.trace(Buckets(), torch.zeros(1, 40))
+    ane.convert(traced, inputs=[ct.TensorType("x", (1, ct.RangeDim(4, 60, default=40)))], skip_model_load=True,
+                minimum_deployment_target=ct.target.iOS17, check=True)
+    assert "are decided by rounding" in caplog.text and "hide all keys" not in caplog.text
