@@ -166,6 +166,14 @@ def test_programs_exported_in_eval_mode_convert(name, decomposition, check):
     converted(program, check=check)
 
 
+@pytest.mark.parametrize("layer", [
+    nn.Dropout(), nn.Dropout2d(), nn.AlphaDropout(), nn.FeatureAlphaDropout(), nn.RReLU(),
+], ids=lambda layer: type(layer).__name__)
+def test_traces_in_eval_mode_convert(layer):
+    traced = torch.jit.trace(Net(layer).eval(), X)
+    ane.convert(traced, inputs=[ct.TensorType("x", X.shape)], skip_model_load=True, check=True)
+
+
 @pytest.mark.parametrize(("layer", "x"), [
     (Net(nn.Dropout(0.0)), X), (Net(nn.Dropout2d(0.0)), X), (nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0), ROWS),
 ], ids=["dropout", "dropout 2-D", "transformer"])

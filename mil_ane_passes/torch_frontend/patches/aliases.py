@@ -30,6 +30,8 @@ SYNONYMS = {
     "round", "special_sinc": "sinc", "special_softmax": "softmax", "special_xlogy": "xlogy",
     "linalg_diagonal": "diagonal", "linalg_matmul": "matmul", "moveaxis": "movedim", "row_stack": "vstack",
     "divide.scalar_mode": "div",
+    # Identities in eval mode, as dropout, which coremltools leaves out
+    "alpha_dropout": "dropout", "feature_alpha_dropout": "dropout",
 }
 
 
