@@ -188,7 +188,7 @@ class PadLastAxis(BlockRewrite):
         yield _make_activations_example("a row would grow", 20, reason=(
             "a row of 20 padded to 64 takes 128 B in place of 64 B: gain -1, below min_gain 0"))
         yield make_example("a pad and a slice for one op", lambda x: Builder.tanh(x=x, name="y"), x=(2, 50),
-                           reason="1 op on padded rows for 1 pads and 1 slices, fewer than min_ops 2 for each")
+                           reason="1 op on padded rows for 1 pad and 1 slice, fewer than min_ops 2 for each")
         yield make_example("symbolic", lambda x: Builder.tanh(x=x, name="y"), x=(2, None),
                            reason="the last axis is symbolic: the amount of padding is unknown")
         yield make_example("large constants", _build_perceptron, options={"max_bytes": 1000}, x=(2, 3, 8),

@@ -486,7 +486,7 @@ def test_identity_is_decided_for_values_that_an_op_has_made():
     x = torch.randn(2, 3, 4)
     (found,) = outputs(converted(scripted(ComparesItsView), x), [x])
     np.testing.assert_array_equal(found, (x - 1.0).numpy())
-    with pytest.raises(NotConverted, match="asks whether two values are the same object"):
+    with pytest.raises(NotConverted, match="tests whether two values are the same object"):
         converted(scripted(ComparesItsCast), x)
 
 
