@@ -1222,3 +1222,28 @@ def test_buckets_without_a_mask_are_not_excused_by_masks(caplog):
     ane.convert(traced, inputs=[ct.TensorType("x", (1, ct.RangeDim(4, 60, default=40)))], skip_model_load=True,
                 minimum_deployment_target=ct.target.iOS17, check=True)
     assert "are decided by rounding" in caplog.text and "hide all keys" not in caplog.text
+
+
+class MaskedAttention(torch.nn.Module):
+    """Attention whose mask is the lowest float32, as in encoders of transformers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.query, self.key = torch.nn.Embedding(60, 32), torch.nn.Linear(32, 32), torch.nn.Linear(32, 32)
+        for layer in (self.query, self.key):
+            layer.weight.data *= 6
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        x = self.table(ids)
+        hidden = torch.where(mask[:, None, :].bool(), 0.0, torch.finfo(torch.float32).min)
+        return torch.softmax(self.query(x) @ self.key(x).transpose(1, 2) + hidden, -1) @ x
+
+
+def test_sampled_masks_at_fp16_hide_no_row_entirely():
+    """A query that sees no key has other weights at fp16."""
+    module = MaskedAttention().eval()
+    ids, mask = torch.arange(12)[None], torch.ones(1, 12, dtype=torch.int64)
+    made = ane.convert(torch.jit.trace(module, (ids, mask)), skip_model_load=True, inputs=[
+        ct.TensorType(name, (1, 12), dtype=np.int32) for name in ("ids", "mask")])
+    assert ane.verify(module, made).equal
