@@ -79,8 +79,8 @@ cover Apple's hardware.
 If two models differ, the report describes the first op whose value differs, in the order in which the second program
 computes: both values, the op's operands and whether they agree, and the MIL around it. A comparison with a torch module
 or a callable is a check within a tolerance: outputs pass if they differ by at most a fraction of their largest value
-(1e-4, or 2e-2 with fp16 or compressed values, or `tolerance=`), and integers must be equal. At fp16, sampled masks of zeros
-and ones leave each row a one, because a query whose keys are all hidden has no defined result. A classifier, whose
-outputs are a label and a dictionary, cannot be compared with a callable, and user-supplied feeds are used for the
+(1e-4, or 2e-2 with fp16 or compressed values, or `tolerance=`), and integers must be equal. At fp16, sampled masks of
+zeros and ones leave each row a one, because a query whose keys are all hidden has no defined result. A classifier,
+whose outputs are a label and a dictionary, cannot be compared with a callable, and user-supplied feeds are used for the
 default function only.
 """
