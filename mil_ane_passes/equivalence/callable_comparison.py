@@ -91,12 +91,12 @@ def compare_with_callable(
     report = VerifyReport("equal", Exactness.ROUNDING, quirks=tuple(quirks), accuracy=accuracy,
                           tolerance=None if accuracy else share)
     report.notes += _describe_left_out(program, name, states, followed)
-    plans = [plan for plan in build_plans(program, seeds, describe, feeds) if plan.function == name]
+    # A query whose keys are all hidden has equal weights where the mask is the lowest float32, which absorbs the
+    # scores, and those of its scores, or NaN, where the mask is a number of fp16 or an infinity.
+    hides_rows = rounding is not FP16_ROUNDING
+    plans = [plan for plan in build_plans(program, seeds, describe, feeds, hides_rows) if plan.function == name]
     if feeds is None:
         plans += build_example_plans(program, name, caller.list_example_shapes(), describe)
-    if rounding is FP16_ROUNDING:
-        plans = [plan if plan.asked else replace(plan, feeds={
-            each: _unmask_hidden_rows(value) for each, value in plan.feeds.items()}) for plan in plans]
     made = [caller.fit_plan(_zero_other_states(plan, followed)) for plan in plans]
     runs = execute_plans(program, made, (precision,), lambda text: progress(f"program, {text}"), quirks).runs
     for number, run in enumerate(runs, 1):
@@ -144,21 +144,6 @@ def _zero_other_states(plan: Plan, followed: Sequence[str]) -> Plan:
     kept = {name: value for name, value in plan.state.items() if name in followed}
     zeros = {name: np.zeros_like(value) for name, value in plan.state.items() if name not in followed}
     return replace(plan, state=kept | zeros)
-
-
-def _unmask_hidden_rows(value: Array) -> Array:
-    """Return integers or bools of zeros and ones with a one in each row; other values are returned unchanged.
-
-    A query whose keys are all hidden has equal weights where the mask is the lowest float32, which absorbs the scores,
-    and those of its scores, or NaN, where the mask is a number of fp16 or an infinity.
-    """
-    has_rows = value.dtype.kind in "bui" and value.ndim > 0 and value.shape[-1] > 1
-    is_mask = has_rows and bool(np.all((value == 0) | (value == 1)))
-    if not is_mask or bool(np.all(np.any(value, axis=-1))):
-        return value
-    shown = value.copy()
-    shown[..., 0] |= ~np.any(value, axis=-1)
-    return shown
 
 
 def _compare_run(

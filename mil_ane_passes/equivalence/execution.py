@@ -203,12 +203,14 @@ class Execution:
 
 
 def build_plans(
-    program: Program, seeds: int, describe: Callable[[str], Any], feeds: Mapping[str, Array] | None = None
+    program: Program, seeds: int, describe: Callable[[str], Any], feeds: Mapping[str, Array] | None = None,
+    hides_rows: bool = True,
 ) -> list[Plan]:
     """Make the runs that cover a program: every function, every shape to test, `seeds` draws spread over the shapes.
 
     With `feeds` there is one run of the default function; for a pipeline, one run of each part on the results of the
-    earlier parts. Raises InputError for feeds that the function's description does not allow.
+    earlier parts. Without `hides_rows`, sampled masks have a one in each row. Raises InputError for feeds that the
+    function's description does not allow.
     """
     if feeds is not None and get_pipeline_functions(program):
         return list(_iterate_pipeline_plans(program, describe, feeds))
@@ -221,7 +223,7 @@ def build_plans(
         for number in range(max(seeds, len(choices))):
             choice = choices[number % len(choices)]
             label = f"seed {number}" + (f", {choice.label} shapes" if len(choices) > 1 else "")
-            drawn = make_feeds(function, choice, number, description)
+            drawn = make_feeds(function, choice, number, description, hides_rows)
             made.append(Plan(name, label, drawn, make_state(function, number)))
     return made
 

@@ -148,15 +148,19 @@ def find_pixel_inputs(description: Any) -> set[str]:
             if feature.type.HasField("imageType") and feature.type.imageType.colorSpace != _FLOAT16_IMAGE}
 
 
-def make_feeds(function: Function, choice: ShapeChoice, seed: int, description: Any = None) -> dict[str, Any]:
+def make_feeds(
+    function: Function, choice: ShapeChoice, seed: int, description: Any = None, hides_rows: bool = True
+) -> dict[str, Any]:
     """Make feeds for `function` at `choice`: normal draws for floats, pixels for images, integers in their range.
 
-    A float that is used as an integer (it is cast to an integer index) is drawn as an integer.
+    A float that is used as an integer (it is cast to an integer index) is drawn as an integer. Without `hides_rows`,
+    masks of zeros and ones have a one in each row.
     """
     random = np.random.default_rng(seed)
     images = find_image_inputs(description)
     required = infer_input_domains(function, get_symbol_sizes(function, choice.shapes))
-    return {name: _sample_input(random, function.inputs[name], shape, seed, required[name], name in images)
+    return {name: _sample_input(random, function.inputs[name], shape, seed, required[name], name in images,
+                                hides_rows)
             for name, shape in choice.shapes.items()}
 
 
@@ -191,14 +195,16 @@ def place_at_end(values: Any, number: Any) -> Any:
 
 
 def _sample_input(
-    random: np.random.Generator, var: Var, shape: tuple[int, ...], seed: int, required: Interval, image: bool
+    random: np.random.Generator, var: Var, shape: tuple[int, ...], seed: int, required: Interval, image: bool,
+    hides_rows: bool,
 ) -> Any:
     dtype = get_numpy_dtype(var)
     if image:
         return random.integers(0, 256, shape).astype(dtype)
     if var.dtype == types.bool:  # a single flag alternates from draw to draw, so few draws contain both values
         one = int(np.prod(shape)) == 1
-        return np.full(shape, seed % 2 == 0) if one else _sample_flags(random, shape, seed).astype(bool)
+        return np.full(shape, seed % 2 == 0) if one else _sample_flags(
+            random, shape, seed, hides_rows).astype(bool)
     if types.is_float(var.dtype):
         if math.isinf(required[1]):
             return random.standard_normal(shape).astype(dtype)
@@ -207,14 +213,19 @@ def _sample_input(
         lowest, highest = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
     first, last = choose_integer_range(required, lowest, highest, _FREE_INTEGER_COUNT)
     if (first, last) == (0, 1):
-        return _sample_flags(random, shape, seed).astype(dtype)
+        return _sample_flags(random, shape, seed, hides_rows).astype(dtype)
     return random.integers(first, last, shape, endpoint=True).astype(dtype)
 
 
-def _sample_flags(random: np.random.Generator, shape: tuple[int, ...], seed: int) -> Any:
-    """Draw zeros and ones; in every third draw one row is all zeros, like a mask that excludes every element."""
+def _sample_flags(random: np.random.Generator, shape: tuple[int, ...], seed: int, hides_rows: bool) -> Any:
+    """Draw zeros and ones; in every third draw one row is all zeros, like a mask that excludes every element.
+
+    Without `hides_rows`, each row of several elements has a one.
+    """
     drawn = random.integers(0, 2, shape)
-    if seed % 3 == 2 and drawn.size and drawn.ndim:
+    if not hides_rows and drawn.ndim and drawn.shape[-1] > 1:
+        drawn[..., 0] |= ~np.any(drawn, axis=-1)
+    elif hides_rows and seed % 3 == 2 and drawn.size and drawn.ndim:
         drawn.reshape(-1, shape[-1])[int(random.integers(drawn.size // shape[-1]))] = 0
     return drawn
 

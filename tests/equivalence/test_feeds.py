@@ -237,3 +237,13 @@ def test_every_third_draw_of_a_mask_hides_a_whole_row():
     masks = [make_feeds(function, choice, seed)["m"] for seed in range(3)]
     assert [set(mask.ravel().tolist()) for mask in masks] == [{0.0, 1.0}] * 3
     assert (masks[2] == 0).all(axis=-1).any()
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_masks_that_hide_no_row_have_a_one_in_each(width):
+    """In rows of several elements: a single one is a flag, which has both values."""
+    made = function(m=(types.bool, (40, width)))
+    (choice,) = list_shape_choices(made)
+    masks = [make_feeds(made, choice, seed, hides_rows=False)["m"] for seed in range(3)]
+    assert all(mask.any(axis=-1).all() == (width > 1) and not mask.all() for mask in masks)
+    assert not all(make_feeds(made, choice, seed)["m"].any(axis=-1).all() for seed in range(3))

@@ -1247,3 +1247,19 @@ def test_sampled_masks_at_fp16_hide_no_row_entirely():
     made = ane.convert(torch.jit.trace(module, (ids, mask)), skip_model_load=True, inputs=[
         ct.TensorType(name, (1, 12), dtype=np.int32) for name in ("ids", "mask")])
     assert ane.verify(module, made).equal
+
+
+def test_indices_of_a_table_of_one_row_stay_zeros():
+    """As the token types of RoBERTa, which look like a mask that hides all."""
+    class Typed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.kinds = torch.nn.Embedding(50, 16), torch.nn.Embedding(1, 16)
+
+        def forward(self, ids: torch.Tensor, kinds: torch.Tensor) -> torch.Tensor:
+            return self.words(ids) + self.kinds(kinds)
+
+    module, example = Typed().eval(), (torch.zeros(1, 12, dtype=torch.int64),) * 2
+    made = ane.convert(torch.jit.trace(module, example), skip_model_load=True, inputs=[
+        ct.TensorType(name, (1, 12), dtype=np.int32) for name in ("ids", "kinds")])
+    assert ane.verify(module, made).equal
