@@ -54,9 +54,16 @@ class HardSwishRank4(BlockRewrite):
     evidence = HardswishRank2.evidence
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
+        layers = set()
         for op in block.operations:
-            if op.op_type in self.roots:
-                yield self._match_gate(block, op)
+            if op.op_type not in self.roots:
+                continue
+            answer = self._match_gate(block, op)
+            if isinstance(answer, Hit):
+                if answer.found.layer in layers:  # it is replaced by the first hard swish
+                    continue
+                layers.add(answer.found.layer)
+            yield answer
 
     def _match_gate(self, block: Block, op: Operation) -> Hit | Miss:
         found = find_hard_swish(op)
@@ -71,6 +78,8 @@ class HardSwishRank4(BlockRewrite):
             return Miss(op, "a vector times a stack of matrices")
         if any(each.enclosing_block is not block for each in found.ops):
             return Miss(op, "the linear layer and its hard swish are in different blocks")
+        if any(each.outputs[0].rank != 2 for each in (*found.ops, *_find_scales(found))):
+            return Miss(op, "another value raises the rank of the hard swish")
         adds_bias = layer.op_type == "linear" and _has_bias(layer)
         return Hit(op, found=found, exactness=None if adds_bias else Exactness.BITWISE,
                    note=f"a {layer.op_type} of {'x'.join(map(str, found.x.shape))} and its hard swish at rank 4")
@@ -101,10 +110,16 @@ class HardSwishRank4(BlockRewrite):
                             lambda x: Builder.mul(x=Builder.mul(x=x, y=_build_gate(x)), y=np.float16(1 / 6), name="y"))
         yield _make_example("used again", lambda x: Builder.linear(x=x, weight=make_weight(4, 8)),
                             lambda x: Builder.sub(x=_build_written_out(x), y=x, name="z"))
+        yield _make_example("two gates", lambda x: Builder.linear(x=x, weight=make_weight(4, 8)),
+                            lambda x: Builder.sub(x=Builder.mul(x=x, y=_build_gate(x)), y=_build_fused(x), name="z"))
         yield _make_example("any number of rows", lambda x: Builder.linear(
             x=x, weight=make_weight(4, 8), bias=make_weight(4)), shape=(None, 8))
         yield _make_example("rank 3", lambda x: Builder.linear(x=x, weight=make_weight(4, 8)), shape=(1, 2, 8),
                             reason="at rank 3; rank 2 was wrong")
+        yield _make_example("a scale of rank 3", lambda x: Builder.linear(x=x, weight=make_weight(4, 8)),
+                            lambda x: Builder.mul(x=Builder.mul(x=x, y=_build_gate(x)),
+                                                  y=np.full((1, 1, 1), 1 / 6, np.float16), name="y"),
+                            reason="another value raises the rank of the hard swish")
         yield _make_example("a vector", lambda x: Builder.matmul(x=np.ones(8, np.float16), y=x), _build_written_out,
                             shape=(2, 8, 4), reason="a vector times a stack of matrices")
         yield _make_example("fp32", lambda x: Builder.linear(x=x, weight=make_weight(4, 8).astype(np.float32)),
