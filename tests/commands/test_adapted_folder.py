@@ -7,29 +7,16 @@ import os
 import shutil
 
 import pytest
-from coremltools.converters.mil.mil import Builder as mb
 
 import mil_ane_passes as ane
 from mil_ane_passes.commands.adapted_folder import is_cpu_lookup
 from mil_ane_passes.commands.main import main
-from mil_ane_passes.passes.examples import build_program
-from tests.conversions import save_program
 
 ENCODER = {"schema": 1, "kind": "encoder", "lookup": "lookup.mlpackage", "main": "encoder.mlpackage"}
 DECODER = {"schema": 1, "kind": "decoder", "once": {"package": "once.mlpackage"}, "parts": [
     {"lookup": "lookup.mlpackage", "main": [{"package": "decoder.mlpackage"}]}]}
 OPTIONS = ("--target", "m4", "--no-config")
 LINE = "lookup.mlpackage: for the CPU (manifest.json): not judged"
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """A package with a finding, and one without."""
-    folder = tmp_path_factory.mktemp("made")
-    save_program(build_program(lambda x: mb.cumsum(x=mb.relu(x=x), axis=1, name="sums"), x=(1, 8, 16)),
-                 folder / "found.mlpackage")
-    save_program(build_program(lambda x: mb.relu(x=x, name="y"), x=(1, 8, 16)), folder / "clean.mlpackage")
-    return folder
 
 
 @pytest.fixture

@@ -24,15 +24,6 @@ from tests.conversions import save_program
 OPTIONS = ("--target", "m4", "--no-config", "--fix")
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("made")
-    save_program(build_program(lambda x: mb.cumsum(x=mb.relu(x=x), axis=1, name="sums"), x=(1, 8, 16)),
-                 folder / "found.mlpackage")
-    save_program(build_program(lambda x: mb.relu(x=x, name="y"), x=(1, 8, 16)), folder / "clean.mlpackage")
-    return folder
-
-
 @pytest.fixture
 def models(made, tmp_path, monkeypatch):
     """The working directory, with models/a.mlpackage (clean) and models/b/c.mlpackage (a finding)."""

@@ -7,25 +7,12 @@ import os
 import shutil
 
 import pytest
-from coremltools.converters.mil.mil import Builder as mb
 
 import mil_ane_passes as ane
 from mil_ane_passes.commands.main import main
-from mil_ane_passes.passes.examples import build_program
-from tests.conversions import save_program
 from tests.report.test_sarif import conforming_result
 
 OPTIONS = ("--target", "m4", "--no-config")
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """A package with a finding, one without, and a folder that is not a package."""
-    folder = tmp_path_factory.mktemp("made")
-    save_program(build_program(lambda x: mb.cumsum(x=mb.relu(x=x), axis=1, name="sums"), x=(1, 8, 16)),
-                 folder / "found.mlpackage")
-    save_program(build_program(lambda x: mb.relu(x=x, name="y"), x=(1, 8, 16)), folder / "clean.mlpackage")
-    return folder
 
 
 @pytest.fixture

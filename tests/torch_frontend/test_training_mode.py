@@ -17,6 +17,7 @@ from torch import nn
 import mil_ane_passes as ane
 
 from .checks import input_types, outputs
+from .test_checking import Adapted
 
 X = torch.randn(2, 4, 6, 6, generator=torch.Generator().manual_seed(0))
 ROWS = torch.randn(3, 2, 4, generator=torch.Generator().manual_seed(0))
@@ -45,19 +46,6 @@ class Chosen(Net):
 
     def forward(self, x: torch.Tensor) -> Any:
         return torch.cond(x.sum() > 0, lambda x: self.block(x) * 2, lambda x: x * 2, (x,))
-
-
-class Adaptive(nn.Module):
-    """Normalizes by the statistics of the input in each mode, with buffers that it repeats and leaves as they are."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(4))
-        self.register_buffer("variance", torch.ones(4))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rows = x.reshape(1, -1, *x.shape[2:])
-        return F.batch_norm(rows, self.mean.repeat(2), self.variance.repeat(2), training=True).view(x.shape)
 
 
 class Called(nn.Module):
@@ -145,7 +133,7 @@ def test_code_that_passes_the_mode_itself_is_told_so(function):
 
 @pytest.mark.parametrize("decomposition", DECOMPOSITIONS)
 @pytest.mark.parametrize("module", [
-    Net(nn.BatchNorm2d(4, track_running_stats=False)), Net(nn.InstanceNorm2d(4)), Adaptive(), Net(nn.Dropout(0.0)),
+    Net(nn.BatchNorm2d(4, track_running_stats=False)), Net(nn.InstanceNorm2d(4)), Adapted(), Net(nn.Dropout(0.0)),
     Called(lambda x, mean, variance: F.batch_norm(x, None, None, training=True)),
     Called(lambda x, mean, variance: F.batch_norm(x, torch.zeros(4), torch.ones(4), training=True)),
 ], ids=["batch norm", "instance norm", "adaptive", "no dropout", "called without", "called with constants"])
