@@ -33,6 +33,24 @@ def test_casts_of_floats_drop_the_fraction(dtype: str, precision: str) -> None:
     assert true.all()
 
 
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_quotients_that_are_whole_at_float32_keep_their_integer(precision: str) -> None:
+    """log(2**n) / log(16) * 8 is 2n, of constants in float32, whose product at float64 is some 1e-8 beside it."""
+    def build(x: Any) -> Any:
+        quotient = mb.mul(x=mb.real_div(x=mb.log(x=x), y=np.float32(np.log(16))), y=np.float32(8))
+        return mb.cast(x=quotient, dtype="int32"), mb.floor(x=quotient), mb.ceil(x=quotient)
+
+    for found in run(build, {"x": np.array([2, 4, 8, 1 / 2, 1 / 8], np.float32)}, precision=precision):
+        np.testing.assert_array_equal(found, [2, 4, 6, -2, -6])
+
+
+def test_numbers_beside_an_integer_keep_their_own() -> None:
+    x = np.array([1.9999999, 2.0000002, -1.9999999, 16777215.0, 33554434.0], np.float32)
+    for name, function in (("floor", np.floor), ("ceil", np.ceil)):
+        np.testing.assert_array_equal(run(lambda x, name=name: getattr(mb, name)(x=x), {"x": x})[0], function(x))
+    np.testing.assert_array_equal(run(lambda x: mb.cast(x=x, dtype="int32"), {"x": x})[0], np.trunc(x))
+
+
 @pytest.mark.parametrize("dtype", [*NARROW, "int32"])
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_casts_of_floats_saturate(dtype: str, precision: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from coremltools.converters.mil.mil import types
 
 from ..registry import register_kernel
 
@@ -14,12 +15,10 @@ _TORCH_FUNCTIONS = {
     "asin": torch.asin,
     "atan": torch.atan,
     "atanh": torch.atanh,
-    "ceil": torch.ceil,
     "cos": torch.cos,
     "cosh": torch.cosh,
     "erf": torch.erf,
     "exp": torch.exp,
-    "floor": torch.floor,
     "logical_not": torch.logical_not,
     "round": torch.round,  # half to even, as in numpy
     "sin": torch.sin,
@@ -39,12 +38,30 @@ def evaluate_unary(op: Any, ins: Any) -> torch.Tensor:
 
 @register_kernel("cast")
 def cast(op: Any, ins: Any) -> torch.Tensor:
-    """Return `x` unchanged: storing it in the declared dtype converts it.
+    """Return `x`: storing it in the declared dtype converts it.
 
     Storing truncates floats toward zero and saturates them at the ends of an integer type (which MIL leaves open), and
     keeps the low bits of integers.
     """
-    return ins["x"]
+    return round_to_near_integers(ins["x"]) if types.is_int(op.outputs[0].dtype) else ins["x"]
+
+
+@register_kernel("ceil", "floor")
+def round_up_or_down(op: Any, ins: Any) -> torch.Tensor:
+    x = round_to_near_integers(ins["x"])
+    return torch.ceil(x) if op.op_type == "ceil" else torch.floor(x)
+
+
+def round_to_near_integers(x: torch.Tensor) -> torch.Tensor:
+    """Replace numbers of float64 that float32 cannot distinguish from an integer below 2**24 by this integer.
+
+    No var of a program has more digits than float32. `log(2) / log(16) * 8` of constants in float32 is 2 in float32,
+    and 2 - 4e-8 in float64, whose integer part would be another one.
+    """
+    if x.dtype is not torch.float64:
+        return x
+    narrow = x.float().double()
+    return torch.where((narrow == narrow.round()) & (narrow.abs() < 2**24), narrow, x)
 
 
 @register_kernel("clip")
