@@ -203,10 +203,11 @@ class _ConversionCheck:
             if plan.feeds[name].dtype.kind == "f" and types.is_float(var.dtype) else plan.feeds[name]
             for name, var in inputs.items() if name in plan.feeds})
 
-    def _check_one_size(self, plan: Plan) -> InputError | None:
+    def _check_one_size(self, plan: Plan, is_narrowed: bool = False) -> InputError | None:
         """Compare at the size of `plan`; return the error with which the torch model rejects it.
 
         An exported model rejects sizes that its guards exclude. Raises InputError if the user asked for this size.
+        `is_narrowed` states that the floats of the plan are from 0 to 1 as others give results beyond fp16.
         """
         feeds = self._images(plan.feeds)
         try:
@@ -245,6 +246,8 @@ class _ConversionCheck:
             if all(each.output in undetermined for each in found):
                 return None
             moved = self._measure_fp16_rounding(expected, feeds, plan, found)
+            if moved and not is_narrowed and (narrow := self._narrow_floats(expected, plan, found)) is not None:
+                return self._check_one_size(narrow, is_narrowed=True)
             note = ("; rounding to fp16 may explain it: inputs and weights that move by one unit of fp16 move this "
                     f"output by up to {moved:.3g}" if moved else "")
             raise NotEqual(
@@ -254,6 +257,25 @@ class _ConversionCheck:
                 self._mlmodel,
             )
         return None
+
+    def _narrow_floats(
+        self, expected: Mapping[str, Array], plan: Plan, differing: Sequence[OutputDifference]
+    ) -> Plan | None:
+        """Return the plan with floats from 0 to 1, if its results are beyond fp16; None if they are not.
+
+        Such is an iteration that is bounded for the pixels of an image, and grows without limit for other numbers.
+        """
+        largest = max(float(np.max(np.abs(expected[each.output]), initial=0.0)) for each in differing)
+        feeds = {name: np.abs(value) / max(1.0, float(np.max(np.abs(value), initial=0.0)))
+                 if value.dtype.kind == "f" else value for name, value in plan.feeds.items()}
+        is_fp16 = get_default_tolerance(self._program) == FP16_TOLERANCE
+        if plan.asked or not is_fp16 or not largest >= MIN_FP16_OVERFLOW or all(
+                value is plan.feeds[name] or np.array_equal(value, plan.feeds[name]) for name, value in feeds.items()):
+            return None
+        _log.warning("check: at %s, results reach %.3g, which fp16 cannot hold, so that floats from 0 to 1 were compared "
+                     "in place of these; pass feeds= or ranges= as in production", _describe_plan(plan), largest)
+        return replace(plan, feeds={name: value.astype(plan.feeds[name].dtype) for name, value in feeds.items()},
+                       label=f"{plan.label}, floats from 0 to 1")
 
     def _make_random_model_error(self, random: Sequence[str], feeds: Mapping[str, Array], plan: Plan) -> InputError:
         """Make the error for a torch model whose results `random` are others in each run."""

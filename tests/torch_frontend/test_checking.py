@@ -1208,17 +1208,14 @@ def test_a_norm_whose_statistics_are_inputs_is_compared(norm):
 
 
 class Buckets(torch.nn.Module):
-    """Buckets of distances as in T5: a power of two is on the boundary of a bucket."""
+    """Buckets of numbers, as those of distances in T5: a power of two is on the boundary of a bucket."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        places = torch.arange(x.shape[1])
-        distances = (places[None] - places[:, None]).abs()
-        bucket = 8 + (torch.log(distances.float() / 8) / math.log(16) * 8).long().clamp(-8, 7)
-        return torch.where(distances < 8, distances, bucket).float() + 0 * x.sum()
+        return (torch.log((x * 8).round().abs().clamp(1)) / math.log(16) * 8).long().float()
 
 
 def test_buckets_without_a_mask_are_not_excused_by_masks(caplog):
-    traced = torch.jit.trace(Buckets(), torch.zeros(1, 40))
+    traced = torch.jit.trace(Buckets().eval(), torch.zeros(1, 40))
     ane.convert(traced, inputs=[ct.TensorType("x", (1, ct.RangeDim(4, 60, default=40)))], skip_model_load=True,
                 minimum_deployment_target=ct.target.iOS17, check=True)
     assert "are decided by rounding" in caplog.text and "hide all keys" not in caplog.text
@@ -1263,3 +1260,39 @@ def test_indices_of_a_table_of_one_row_stay_zeros():
     made = ane.convert(torch.jit.trace(module, example), skip_model_load=True, inputs=[
         ct.TensorType(name, (1, 12), dtype=np.int32) for name in ("ids", "kinds")])
     assert ane.verify(module, made).equal
+
+
+class Curves(torch.nn.Module):
+    """An iteration of Zero-DCE: it stays within 0 to 1 for pixels, and exceeds fp16 for most other numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.conv = torch.nn.Conv2d(3, 3, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.tanh(self.conv(x))
+        for _ in range(8):
+            x = x + y * (x * x - x)
+        return x
+
+
+def check_curves(**how: Any) -> Any:
+    return checked(Curves().eval(), torch.rand(1, 3, 8, 8), minimum_deployment_target=ct.target.iOS17, **how)
+
+
+def test_results_beyond_fp16_are_compared_on_numbers_from_0_to_1(caplog):
+    with caplog.at_level(logging.WARNING, "mil_ane_passes"):
+        check_curves()
+    assert [record for record in caplog.records if "fp16 cannot hold, so that floats from 0 to 1" in record.message]
+
+
+def test_a_fault_of_a_pass_is_found_on_numbers_from_0_to_1():
+    register_pass(namespace="tests", name="breaks", override=True)(Breaks)
+    given = ct.PassPipeline.DEFAULT
+    given.append_pass("tests::breaks")
+    try:
+        with pytest.raises(NotEqual, match="a later pass is not"):
+            check_curves(pass_pipeline=given)
+    finally:
+        PASS_REGISTRY.passes.pop("tests::breaks")
