@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ..utils.errors import InputError, suggest_nearest
 from ..utils.text_format import escape_text, join_names
@@ -21,6 +21,10 @@ _STYLE = ("body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin
 
 class Document:
     """A report that notebooks show and that is saved to a file, in a form that the suffix selects."""
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"found a {type(self).__name__}, which holds programs and cannot be pickled or copied deeply; "
+                        "expected its to_dict() or str(), as the result of a function in another process")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON."""

@@ -35,9 +35,7 @@ def array_from_image(who: str, value: Any, colour: int) -> np.ndarray[Any, Any]:
 
     `colour` is the description's `ImageFeatureType.ColorSpace`. Raises InputError when the image has another mode.
     """
-    mode = _MODES.get(colour)
-    if mode is None:
-        raise InputError(f"{who}: the model's colour layout {colour} is not known; expected RGB, BGR or GRAYSCALE")
+    mode = _find_mode(who, colour)
     pixels = np.asarray(value)
     found = value.mode if is_image(value) else ("L" if pixels.ndim == 2 else "RGB")
     if found != mode and not (found == "L" and mode == "F" and not is_image(value)):
@@ -74,17 +72,26 @@ def array_from_planes(who: str, array: np.ndarray[Any, Any], colour: int) -> np.
     return array
 
 
+def _find_mode(who: str, colour: int) -> str:
+    """Return the mode of PIL images in this colour layout."""
+    if colour not in _MODES:
+        raise InputError(f"{who}: the model's colour layout {colour} is not known; expected RGB, BGR or GRAYSCALE")
+    return _MODES[colour]
+
+
 def pixels_from_array(array: np.ndarray[Any, Any], colour: int) -> np.ndarray[Any, Any]:
     """Convert values of shape (1, channels, height, width) to the pixels of an image.
 
     Returns uint8 (height, width[, 3]) in RGB order, or float32 (height, width) for a float16 greyscale image. Values
-    are rounded to the nearest pixel and limited to 0..255 (what Core ML does with fractions is not documented).
+    are rounded to the nearest pixel and limited to 0..255 (what Core ML does with fractions is not documented). Raises
+    InputError for a colour layout that is not known.
     """
+    mode = _find_mode("image", colour)
     planes = array.reshape(array.shape[-3:]).astype(np.float32)
-    if _MODES[colour] == "F":
+    if mode == "F":
         return np.ascontiguousarray(planes[0])
     pixels = np.clip(np.rint(np.nan_to_num(planes)), 0, 255).astype(np.uint8)
-    if _MODES[colour] == "L":
+    if mode == "L":
         return np.ascontiguousarray(pixels[0])
     return np.ascontiguousarray((pixels[::-1] if colour == _BGR else pixels).transpose(1, 2, 0))
 

@@ -70,6 +70,8 @@ class SplitIntoParts(Transform):
     def apply(self, draft: Draft) -> list[Draft]:
         """Return the parts in the order in which they run. Raises InputError if such cuts are not possible."""
         functions = draft.select_functions(self.function)
+        if not functions:
+            raise InputError(f"{draft.where}: found no function; expected one that can be cut into parts")
         name = draft.program.default_function_name  # not the first function, as their order differs between runs
         name, function = (name, functions[name]) if name in functions else next(iter(sorted(functions.items())))
         places = _CutPlaces(function, [each for each in functions.values() if each is not function])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 from html.parser import HTMLParser
 
@@ -135,3 +136,10 @@ def test_the_report_of_a_rewrite_of_layers(fixtures, tmp_path):
     fired = [trace.rule for trace in made.traces if trace.fired]
     assert fired and [cells[at] for at in range(6, len(cells) - 1, 5)] == fired
     assert made.save(tmp_path / "r.json").is_file()
+
+
+def test_a_report_that_holds_programs_names_what_another_process_returns(rewritten):
+    for made in (rewritten, report(chain())):
+        with pytest.raises(TypeError, match=r"Report, which holds programs and cannot be pickled .*; expected its to_dict"):
+            pickle.dumps(made)
+    assert pickle.loads(pickle.dumps(rewritten.to_dict())) == rewritten.to_dict()

@@ -13,6 +13,7 @@ import torch
 from coremltools import proto
 
 import mil_ane_passes as ane
+from mil_ane_passes.runtime.images import pixels_from_array
 from mil_ane_passes.runtime.model_description import apply_description, get_array_dtype
 
 
@@ -133,6 +134,10 @@ class TestImages:
         path = package(tmp_path, ct.ImageType("x", (1, 3, 8, 6)))
         with pytest.raises(ane.InputError, match="found an image of mode 'L', expected 'RGB'; convert it"):
             ane.run(path, {"x": np.zeros((8, 6), np.uint8)})
+
+    def test_a_colour_layout_that_is_not_known(self) -> None:
+        with pytest.raises(ane.InputError, match="the model's colour layout 0 is not known; expected RGB, BGR or"):
+            pixels_from_array(np.zeros((1, 3, 8, 6), np.float32), 0)
 
     def test_enumerated_sizes(self, tmp_path: Path) -> None:
         sizes = ct.EnumeratedShapes([(1, 3, 8, 8), (1, 3, 16, 8)])

@@ -250,3 +250,13 @@ def test_weights_are_in_the_part_that_reads_them_alone(tmp_path):
     sizes = [sum(file.stat().st_size for file in (tmp_path / f"out_{number}.mlpackage").rglob("*.bin"))
              for number in range(1, len(report.outputs) + 1)]
     assert len(sizes) == 4 and max(sizes) < 3 * WIDTH * 1024 * 4
+
+
+def test_a_model_without_functions_cannot_be_cut(tmp_path):
+    source = make(tmp_path / "in.mlpackage", layers(1))
+    model, = source.rglob("model.mlmodel")
+    spec = ct.utils.load_spec(str(source))
+    spec.mlProgram.functions.clear()
+    model.write_bytes(spec.SerializeToString())
+    with pytest.raises(ane.InputError, match="found no function; expected one that can be cut into parts"):
+        ane.edit(source, tmp_path / "out.mlpackage", split_parts=2)
