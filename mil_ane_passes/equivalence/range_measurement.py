@@ -9,7 +9,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Operation, Program, Var
 
 from ..ir.value_ranges import Measure, MeasuredRanges, Range
-from ..utils.errors import InputError, NotSupported
+from ..utils.errors import InputError, MemoryLimitReached, NotSupported
 from .execution import Plan
 from .output_errors import Results, compute_largest_error, compute_outputs
 
@@ -22,8 +22,8 @@ def measure_ranges(program: Program, made: Sequence[Plan], progress: Progress = 
     """Measure the range of every numeric value, including inputs, over the runs `made` at float32.
 
     The result can also compute the error of another program's outputs in these runs. Random feeds that the program
-    cannot run (of an unsupported size) are omitted, unless no feeds remain. Raises InputError for user-supplied feeds
-    that do not fit, and NotSupported for an op that the runtime does not support.
+    cannot run (of an unsupported size, or beyond the limit on memory) are omitted, unless no feeds remain. Raises
+    InputError for user-supplied feeds that do not fit, and NotSupported for an op that the runtime does not support.
     """
     found: dict[Var, Range] = {}
     runs: list[tuple[Plan, Results]] = []
@@ -31,11 +31,11 @@ def measure_ranges(program: Program, made: Sequence[Plan], progress: Progress = 
         progress(f"measuring run {number} of {len(made)}: {plan.function}, {plan.label}")
         try:
             seen, right = _measure_run(program, plan)
-        except NotSupported:
-            raise
-        except InputError:
-            if plan.asked or (number == len(made) and not runs):
+        except (InputError, NotSupported) as error:
+            is_skipped = isinstance(error, (InputError, MemoryLimitReached)) and not plan.asked
+            if not is_skipped or (number == len(made) and not runs):
                 raise
+            progress(f"run {number} is omitted: {error}")
             continue
         found |= {var: _join_ranges(found.get(var), each) for var, each in seen.items()}
         runs.append((plan, right))

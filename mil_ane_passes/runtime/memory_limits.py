@@ -153,15 +153,11 @@ class LiveValues:
             self.bytes -= self._held.pop(place)[0]
 
     def require_room(self, op: Any, nbytes: int) -> None:
-        """Raise MemoryLimitReached when `nbytes` of results of `op` exceed the limit together with the live values."""
-        if nbytes and self.bytes + nbytes > self.most:
-            raise MemoryLimitReached(
-                _format_limit_message(
-                    op,
-                    f"makes {_format_bytes(nbytes)} in addition to {_format_bytes(self.bytes)} of values still needed",
-                    self.most,
-                )
-            )
+        """Raise MemoryLimitReached when `nbytes` more for `op` exceed the limit together with the live values."""
+        if self.bytes + nbytes > self.most:
+            held = f"{_format_bytes(self.bytes)} of values still needed"
+            what = f"makes {_format_bytes(nbytes)} in addition to {held}" if nbytes else f"there are {held} after it"
+            raise MemoryLimitReached(_format_limit_message(op, what, self.most))
 
 
 def estimate_result_bytes(prepared: PreparedFunction, op: Any, inputs: Any) -> int:
@@ -189,6 +185,17 @@ def _infer_broadcast_shape(inputs: Any) -> tuple[int, ...]:
         return (0,)
 
 
+def _infer_matmul_shape(inputs: Any) -> tuple[int, ...]:
+    x, y = _get_operand_shape(inputs, "x"), _get_operand_shape(inputs, "y")
+    if min(len(x), len(y)) < 2:
+        return x[:-1] or y[-1:]
+    rows, columns = x[-1 if inputs.value("transpose_x") else -2], y[-2 if inputs.value("transpose_y") else -1]
+    try:
+        return (*np.broadcast_shapes(x[:-2], y[:-2]), rows, columns)
+    except ValueError:  # the kernel reports the mismatch
+        return (0,)
+
+
 def _infer_tile_shape(inputs: Any) -> list[int]:
     return [size * int(count) for size, count in zip(_get_operand_shape(inputs, "x"), inputs.values("reps"))]
 
@@ -211,6 +218,7 @@ def _infer_pad_shape(inputs: Any) -> list[int]:
 #: the result shape of ops whose operands contain sizes: an operand of a few bytes may request any amount of memory
 _RESULT_SHAPES: dict[str, Any] = {
     "fill": lambda inputs: [int(each) for each in inputs.values("shape")],
+    "matmul": _infer_matmul_shape,
     "tile": _infer_tile_shape,
     "range_1d": _infer_range_shape,
     "one_hot": _infer_one_hot_shape,

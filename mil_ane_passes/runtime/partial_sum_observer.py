@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -33,8 +34,11 @@ class PartialSumObserver(Quirk):
         from .quirks._partial_sums import sum_magnitudes
 
         (y,) = outputs
-        sums = sum_magnitudes(inputs, compute_sum_start(inputs, y)) if y.numel() else y
-        numbers = sums[~sums.isnan()]  # NaN in one row says nothing about the others
-        if numbers.numel():
-            self._callback(op, float(numbers.max()))
+        if not y.numel():
+            return outputs
+        sums = sum_magnitudes(inputs, compute_sum_start(inputs, y))
+        # NaN in one row says nothing about the others; no sum of magnitudes is negative.
+        largest = float(sums.nan_to_num_(nan=-1.0, posinf=math.inf).max())
+        if largest >= 0:
+            self._callback(op, largest)
         return outputs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +18,8 @@ from mil_ane_passes.equivalence.interface_widths import InterfaceWidths, find_in
 from mil_ane_passes.equivalence.output_errors import compute_largest_error
 from mil_ane_passes.equivalence.range_measurement import measure_ranges
 from mil_ane_passes.passes.examples import build_program
-from mil_ane_passes.utils.errors import InputError
+from mil_ane_passes.utils.budget import share_budget
+from mil_ane_passes.utils.errors import InputError, MemoryLimitReached
 
 X = np.float32([[1.0, -2.0, 4.0, 0.5]])
 PLAN = Plan("main", "given", {"x": X})
@@ -53,6 +55,22 @@ def test_what_was_measured_judges_other_programs():
     seen = measure_ranges(plain(), [PLAN])
     assert seen.error(plain()) == 0
     assert seen.error(plain(lambda x: mb.mul(x=x, y=np.float32(1.1), name="y"))) == pytest.approx(0.1, rel=1e-3)
+
+
+def test_drawn_runs_beyond_the_limit_on_memory_are_omitted():
+    def body(x):
+        return mb.reduce_sum(x=mb.matmul(x=x, y=x, transpose_y=True), name="y")
+
+    program = build_program(body, dtype=types.fp32, x=(None, 1))
+    small, large = (Plan("main", "drawn", {"x": np.ones((rows, 1), np.float32)}) for rows in (10, 3000))
+    told = []
+    with share_budget(max_memory=16_000_000):
+        found = measure_ranges(program, [small, large], told.append)
+        assert found.runs == [small] and "run 2 is omitted: matmul" in told[-1]
+        with pytest.raises(MemoryLimitReached):
+            measure_ranges(program, [large])
+        with pytest.raises(MemoryLimitReached):
+            measure_ranges(program, [small, replace(large, asked=True)])
 
 
 def narrow(factor=2.0):

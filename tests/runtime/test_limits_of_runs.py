@@ -16,6 +16,7 @@ import coremltools as ct
 import numpy as np
 import pytest
 from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import get_new_symbol
 
 import mil_ane_passes as ane
 from mil_ane_passes.commands import output
@@ -246,6 +247,34 @@ def test_values_of_dynamic_shapes_are_added_up(little_memory: None) -> None:
     Runtime(made)({"x": np.array([1000, 2000], np.int32)})  # 8 MB each
     with pytest.raises(ane.LimitReached, match="of values still needed"):
         Runtime(made)({"x": np.array([1000, 3000], np.int32)})
+
+
+def attend(precision: str = "float32", **settings: Any) -> Runtime:
+    """The softmax of the products of `x` (rows, 2) with itself, whose size is that of the feed."""
+    def build(x: Any) -> Any:
+        return mb.reduce_sum(x=mb.exp(x=mb.matmul(x=x, y=x, transpose_y=True)))
+
+    rows = mb.TensorSpec((get_new_symbol(), 2))
+    return Runtime(mb.program(input_specs=[rows], opset_version=ct.target.iOS16)(build), precision=precision, **settings)
+
+
+def test_products_of_fed_sizes_are_looked_at_first(little_memory: None) -> None:
+    assert attend()({"x": np.ones((1000, 2), np.float32)})
+    with pytest.raises(ane.LimitReached, match=r"matmul '.*': makes 100.0 MB in addition to"):
+        attend()({"x": np.ones((5000, 2), np.float32)})
+
+
+def test_results_of_fed_sizes_are_added_up_after_their_op(little_memory: None) -> None:
+    with pytest.raises(ane.LimitReached, match=r"exp '.*': there are 72\.\d MB of values still needed"):
+        attend()({"x": np.ones((3000, 2), np.float32)})
+
+
+def test_the_memory_of_observed_sums_is_limited(little_memory: None) -> None:
+    bounds: list[float] = []
+    attend(partial_sums=lambda op, bound: bounds.append(bound))({"x": np.ones((1500, 2), np.float32)})
+    assert bounds == [2.0]
+    with pytest.raises(ane.LimitReached, match=r"matmul '.*': makes 64.1 MB in addition to"):
+        attend(partial_sums=lambda op, bound: bounds.append(bound))({"x": np.ones((2001, 2), np.float32)})
 
 
 def test_memory_that_the_system_does_not_give_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

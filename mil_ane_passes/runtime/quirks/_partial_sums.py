@@ -98,14 +98,20 @@ def _find_overflows_by_block(products: _Products, sums: torch.Tensor, limit: flo
 
 
 def sum_magnitudes(inputs: OpInputs, start: torch.Tensor) -> torch.Tensor:
-    """Sum, for each element, the magnitudes of its products and its `start`: no partial sum exceeds this."""
+    """Sum, for each element, the magnitudes of its products and its `start`: no partial sum exceeds this.
+
+    Raises MemoryLimitReached if this memory exceeds the limit together with the values of the run and the op's result.
+    """
     names = {"linear": ("x", "weight"), "matmul": ("x", "y"), "einsum": ("values",)}
-    magnitudes: dict[str, Any] = {"bias": None}
-    for name in names.get(inputs.op.op_type, ("x", "weight")):
-        value = inputs[name]
-        magnitudes[name] = [each.abs() for each in value] if isinstance(value, list) else value.abs()
+    operands = {name: inputs[name] for name in names.get(inputs.op.op_type, ("x", "weight"))}
+    nbytes = sum(each.nbytes for value in operands.values() for each in (value if isinstance(value, list) else [value]))
+    # the op's result, `start`, its magnitudes, and the sums
+    inputs.machine.live.require_room(inputs.op, nbytes + 4 * start.nbytes)
+    magnitudes: dict[str, Any] = {"bias": None} | {
+        name: [each.abs() for each in value] if isinstance(value, list) else value.abs()
+        for name, value in operands.items()}
     sums: torch.Tensor = inputs.machine.kernels[inputs.op.op_type](inputs.op, ReplacedInputs(inputs, magnitudes))
-    return sums + start.abs()
+    return sums.add_(start.abs())
 
 
 def _find_first_overflow(products: _Products, places: torch.Tensor, start: torch.Tensor, limit: float) -> torch.Tensor:
