@@ -143,6 +143,8 @@ class ScatterAsSlices(BlockRewrite):
         yield make_example("slice_update, as it is", _build_slice_update, reason="", opset=ct.target.iOS18, x=(4, 5))
         yield _make_row_example("twice", [1, 1],
                                 reason="it writes an index twice, and the result is undefined")
+        yield _make_row_example("added twice to a row", [1, 1], mode="add",
+                                reason="it combines several values at one index (mode 'add'), where slices combine one")
         yield _make_row_example("many", [0, 2, 3], mode="add", options={"max_parts": 2},
                                 reason="5 values to concatenate, above 2")
         yield make_example("integers", lambda x, v: Builder.scatter(
@@ -277,7 +279,8 @@ def _check_unique_indices(group: _ScatterTarget) -> _ScatterTarget | str:
     if not len(group.places):
         return "it writes nothing"
     if len(np.unique(group.places)) < len(group.places):
-        return "it writes an index twice, and the result is undefined"
+        return ("it writes an index twice, and the result is undefined" if group.mode == "update" else
+                f"it combines several values at one index (mode '{group.mode}'), where slices combine one")
     return group
 
 
