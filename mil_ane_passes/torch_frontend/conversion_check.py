@@ -272,8 +272,9 @@ class _ConversionCheck:
         if plan.asked or not is_fp16 or not largest >= MIN_FP16_OVERFLOW or all(
                 value is plan.feeds[name] or np.array_equal(value, plan.feeds[name]) for name, value in feeds.items()):
             return None
-        _log.warning("check: at %s, results reach %.3g, which fp16 cannot hold, so that floats from 0 to 1 were compared "
-                     "in place of these; pass feeds= or ranges= as in production", _describe_plan(plan), largest)
+        _log.warning("check: at %s, results reach %.3g, which fp16 cannot hold, so that floats from 0 to 1 were "
+                     "compared in place of these; pass feeds= or ranges= as in production",
+                     _describe_plan(plan), largest)
         return replace(plan, feeds={name: value.astype(plan.feeds[name].dtype) for name, value in feeds.items()},
                        label=f"{plan.label}, floats from 0 to 1")
 
