@@ -73,6 +73,7 @@ def save_decoder(path, convert, layers=2, form="plain", precision="FLOAT16"):
     return path
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("convert", [ct.convert, ane.convert], ids=["ct", "ane"])
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("form", ["plain", "fused", "window by where", "window by where, fused",

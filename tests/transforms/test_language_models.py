@@ -20,6 +20,7 @@ def pad_sizes(form, steps, heads):
     return {"causalMask": [1, 1, (steps, steps), (least, CONTEXT)], **(caches if form.startswith("stateless") else {})}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "form", "steps", "more"), [
     ("llama", "states", 1, {"merge_states": "cache", "state_to_io": "all"}),
     ("llama", "states", 4, {"merge_states": "cache"}),
@@ -44,6 +45,7 @@ def test_a_decoder_becomes_a_package_without_unsupported_ops(tmp_path, name, for
     assert found.summary()["ane_unsupported"] == 0
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "form", "steps", "more"), [
     ("llama", "states", 4, {"merge_states": "cache", "state_to_io": "all", "split_inputs": "position"}),
     ("llama", "states", 1, {"state_to_io": "all", "split_parts": 2}),
