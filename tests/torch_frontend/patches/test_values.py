@@ -1233,9 +1233,8 @@ add_refused("volume sampling bicubic is refused with advice",
             "interpolates by mode 'bicubic', which Core ML's resample does not have; use mode='bilinear' or",
             lambda x, grid: functional.grid_sample(x, grid, mode="bicubic", align_corners=False),
             torch.randn(1, 2, 4, 5), torch.rand(1, 3, 2, 2) * 2 - 1, frontends=TRACE_AND_EXPORT)
-add_refused("volume sampling is refused with advice",
-            "samples an input of rank 5, but Core ML's resample has two spatial axes .rank 4.; sample the two nearest",
-            sampled_at_a_grid, torch.randn(1, 2, 3, 4, 5), torch.rand(1, 2, 2, 3, 3) * 2 - 1, frontends=FRONTENDS)
+add_case("volume sampling volumes", sampled_at_a_grid, torch.randn(1, 2, 3, 4, 5), torch.rand(1, 2, 2, 3, 3) * 3 - 1.5,
+         frontends=FRONTENDS)
 
 
 def each_frontend(cases: list[Case]) -> list[object]:
