@@ -37,6 +37,7 @@ PATCH = Patch(code="TORCH172", severity=Severity.WRONG,
               title="`affine_grid` is miscompiled with `align_corners=False`, and rejected as a separate value",
               upstream=("none known",))
 
+_IMAGE_RANK = 4
 _FUSED_SETTINGS = [0, 0, True]
 "Arguments of `grid_sample` that the op `affine` has: bilinear, zeros outside, `align_corners`."
 
@@ -67,7 +68,8 @@ def affine_grid_generator(context: Any, node: Any) -> None:
         add_result(context, node, name_result(_make_flexible_grid(inputs.theta, extents[2:], align_corners), node))
         return
     # coremltools looks a computed theta up by its name in MIL, which it has in the trace as well, or not.
-    if (is_constant(inputs.theta) or inputs.theta.name in context) and _is_one_op(node, align_corners):
+    if len(extents) == _IMAGE_RANK and _is_one_op(node, align_corners) and (
+            is_constant(inputs.theta) or inputs.theta.name in context):
         ops.affine_grid_generator(context, node)
         return
     places = _make_places(extents[2:], align_corners)

@@ -95,3 +95,17 @@ def test_the_grid_of_a_flexible_image(align):
 
     check(sample, torch.rand(2, 3, 4, 6), flexible=[2, 3],
           at=[(torch.rand(2, 3, 1, 9),), (torch.rand(2, 3, 7, 2),)])
+
+
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+@pytest.mark.parametrize("align", [False, True])
+def test_a_volume_is_sampled_at_a_grid_of_it(align: bool, frontend: str) -> None:
+    theta = torch.tensor([[[0.9, 0.1, 0.2, 0.1], [-0.3, 1.1, 0.0, 0.2], [0.1, 0.2, 0.8, -0.4]]]).repeat(2, 1, 1)
+
+    def turn(volume: torch.Tensor, theta: torch.Tensor) -> torch.Tensor:
+        grid = functional.affine_grid(theta, [2, 3, 3, 4, 5], align_corners=align)
+        return functional.grid_sample(volume, grid, align_corners=align)
+
+    volume = torch.randn(2, 3, 4, 5, 6)
+    check(turn, volume, theta, frontend=frontend)
+    check(lambda volume: turn(volume, theta), volume, frontend=frontend)
