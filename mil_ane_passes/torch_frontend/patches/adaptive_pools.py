@@ -2,7 +2,8 @@
 
 coremltools lowers 2-D adaptive pools of flexible sizes to one element (a global pool) and rejects 1-D ones, pools along
 one of two axes, those of a flexible batch, and all in 3-D. Here a pool to one element is a reduction, one whose windows
-all have the same size a plain pool, and any other a reduction for each window.
+all have the same size a plain pool, and any other a reduction for each window. An axis that keeps its size, for which
+torch has None, can be flexible in any of them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from coremltools.converters.mil.mil import Var
 
 from ..contract import Patch
 from ..errors import NotConverted
-from ..lowering import add_result, bind_arguments, has_static_shape, name_result, to_python
+from ..lowering import add_result, bind_arguments, get_dims, has_static_shape, is_same_size, name_result, to_python
 from ..probes import find_fault
 
 PATCH = Patch(code="TORCH175",
@@ -40,7 +41,12 @@ def adaptive_pool(context: Any, node: Any) -> None:
     """Lower adaptive_avg_pool1d(self, output_size) to adaptive_max_pool3d(self, output_size)."""
     inputs = bind_arguments(context, node, "self output_size")
     x, count, maxima = inputs.self, int(node.kind[-2]), node.kind.startswith("adaptive_max")
-    given = to_python(inputs.output_size, node, "output_size")
+    given = inputs.output_size
+    if isinstance(given, list | tuple):  # in place of None, torch reads the size of the input
+        kept = _find_kept_axes(context, node, count)
+        given = [None if isinstance(size, Var) and (is_kept or is_same_size(own, size)) else size
+                 for own, size, is_kept in zip(get_dims(x)[-count:], given, kept, strict=True)]
+    given = to_python(given, node, "output_size")
     asked = [None if size is None else int(size) for size in np.ravel(given)]
     sizes = [own if size is None else size for size, own in zip(asked, x.shape[-count:], strict=True)]
     changed = [axis for axis, size in zip(range(-count, 0), sizes, strict=True) if not _is_size(x.shape[axis], size)]
@@ -56,6 +62,20 @@ def adaptive_pool(context: Any, node: Any) -> None:
     add_result(context, node, name_result(result, node, x))
 
 
+def _find_kept_axes(context: Any, node: Any, count: int) -> list[bool]:
+    """Return which of the last axes have the size of the input's, by the shapes that torch.export records.
+
+    An exported program computes the size of a layer's result from that of the program's input; MIL's symbol for it is
+    another.
+    """
+    source = next((each for each in context.torch_graph.nodes if each.name == node.inputs[0]), None)
+    pooled, own = (getattr((getattr(each, "meta", None) or {}).get("val"), "shape", None) for each in (node, source))
+    if pooled is None or own is None:
+        return [False] * count
+    # as texts: a comparison of torch's symbols adds a guard to the program
+    return [str(size) == str(mine) for size, mine in zip(pooled[-count:], own[-count:], strict=True)]
+
+
 def _is_size(own: Any, size: Any) -> bool:
     return own is size or isinstance(own, int | np.integer) and int(own) == size
 
@@ -63,14 +83,15 @@ def _is_size(own: Any, size: Any) -> bool:
 def _pool_windows(x: Var, sizes: list[Any], maxima: bool, node: Any) -> Var:
     """Pool windows of one size by a pool, others one after the other. Raises NotConverted where a size is flexible."""
     own = x.shape[-len(sizes):]
-    if not all(isinstance(each, int | np.integer) for each in own):
+    kept = [_is_size(each, size) for each, size in zip(own, sizes, strict=True)]
+    if not all(kept[place] or isinstance(each, int | np.integer) for place, each in enumerate(own)):
         raise NotConverted.at(node, f"pools {list(own)} to {sizes}: the windows depend on a flexible size",
                               "fix the pooled sizes, or pool to one element")
-    if any(each % size for each, size in zip(own, sizes, strict=True)):
+    if any(not keeps and each % size for keeps, each, size in zip(kept, own, sizes, strict=True)):
         for axis, size in zip(range(x.rank - len(sizes), x.rank), sizes, strict=True):
             x = _pool_axis(x, axis, size, mb.reduce_max if maxima else mb.reduce_mean)
         return x
-    steps = [int(each) // size for each, size in zip(own, sizes, strict=True)]
+    steps = [1 if keeps else int(each) // size for keeps, each, size in zip(kept, own, sizes, strict=True)]
     missing = len(sizes) + 2 - x.rank
     batch = mb.expand_dims(x=x, axes=list(range(missing))) if missing else x
     common = {"x": batch, "kernel_sizes": steps, "strides": steps, "pad_type": "valid"}
@@ -80,9 +101,9 @@ def _pool_windows(x: Var, sizes: list[Any], maxima: bool, node: Any) -> Var:
 
 def _pool_axis(x: Var, axis: int, size: int, reduce: Any) -> Var:
     """Reduce `size` windows along an axis, which overlap where `size` does not divide it."""
-    extent = int(x.shape[axis])
-    if size == extent:
+    if _is_size(x.shape[axis], size):
         return x
+    extent = int(x.shape[axis])
     windows = []
     for place in range(size):
         begin, end = place * extent // size, -(-(place + 1) * extent // size)

@@ -43,6 +43,49 @@ def test_one_axis_of_a_flexible_size() -> None:
           at=[[torch.randn(2, 3, 5, 6)]])
 
 
+_KEPT_SIZES = [(2, (1, None), 3), (2, (None, 1), 2), (2, (5, None), 3), (2, (None, 3), 2), (2, (None, None), 3),
+               (3, (1, None, 1), 3), (3, (2, None, 3), 3), (3, (None, 1, None), 2)]
+
+
+@pytest.mark.parametrize(("rank", "sizes", "axis"), _KEPT_SIZES)
+@pytest.mark.parametrize(("kind", "frontend"), [("avg", "trace"), ("max", "trace"), ("avg", "export")])
+def test_a_flexible_axis_that_keeps_its_size(rank: int, sizes: Any, axis: int, kind: str, frontend: str) -> None:
+    """Export of a maximum fixes the size: torch has no symbolic shape for it."""
+    pool = getattr(torch.nn, f"Adaptive{kind.title()}Pool{rank}d")(sizes)
+    shape = list(SHAPES[rank])
+    at = [[torch.randn(*shape[:axis], size, *shape[axis + 1:])] for size in (3, 9)]
+    check(lambda x: pool(x), torch.randn(shape), frontend=frontend, flexible=[axis], at=at)
+    check(lambda x: pool((x * 2)[0]), torch.randn(shape), frontend=frontend, flexible=[axis], at=at)
+
+
+@pytest.mark.parametrize("frontend", ["trace", "script", "export"])
+def test_a_flexible_axis_to_the_size_that_the_model_reads(frontend: str) -> None:
+    def pool(x: torch.Tensor) -> torch.Tensor:
+        return F.adaptive_avg_pool2d(x, (3, x.shape[3]))
+
+    check(pool, torch.randn(SHAPES[2]), frontend=frontend, flexible=[3], at=[[torch.randn(2, 3, 8, 13)]])
+
+
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+@pytest.mark.parametrize("before", [
+    torch.nn.Conv2d(3, 4, 3, 2, 1), torch.nn.Conv2d(3, 4, 3), torch.nn.MaxPool2d(2), torch.nn.Upsample(scale_factor=2),
+    torch.nn.ZeroPad2d((1, 2, 0, 0)), torch.nn.ConvTranspose2d(3, 4, 2, 2)])
+def test_a_flexible_axis_of_a_layer_that_keeps_its_size(before: torch.nn.Module, frontend: str) -> None:
+    """Export computes the size of the layer's result from that of the input."""
+    model = torch.nn.Sequential(before, torch.nn.AdaptiveAvgPool2d((1, None))).requires_grad_(False)
+    check(lambda x: model(x), torch.randn(SHAPES[2]), frontend=frontend, flexible=[3], lowest=4,
+          at=[[torch.randn(2, 3, 8, size)] for size in (5, 13)])
+
+
+@FRONTENDS
+@pytest.mark.parametrize(("other", "divisor"), [(2, 1), (3, 2)])
+def test_another_computed_size_is_refused(other: int, divisor: int, frontend: str) -> None:
+    """The size of another axis, or half of the own one."""
+    with pytest.raises(NotConverted, match="adaptive_avg_pool2d.*'output_size' is computed by the model"):
+        check(lambda x: F.adaptive_avg_pool2d(x, (1, x.shape[other] // divisor)), torch.randn(SHAPES[2]),
+              frontend=frontend, flexible=[2, 3], lowest=6)
+
+
 @FRONTENDS
 @pytest.mark.parametrize("kind", ["avg", "max"])
 @pytest.mark.parametrize(("rank", "sizes"), [(1, 4), (1, 3), (2, (4, 3)), (2, (3, 4)), (3, (4, 3, 2)), (3, 3)])
