@@ -1,8 +1,9 @@
 """`fold` of overlapping blocks and `unfold` of images: (transposed) convolutions with a kernel of ones and zeros.
 
 Each position in the kernel is a channel of its own; a transposed convolution puts it in its place and adds up overlaps.
-coremltools only folds blocks that do not overlap. Elements at the far edges that no block reaches are zero. It unfolds
-with a weight of all channels by all channels, in which all but one are zero, and rejects a flexible batch.
+Elements at the far edges that no block reaches are zero. coremltools only folds blocks that do not overlap, to constant
+sizes. It unfolds with a weight of all channels by all channels, in which all but one are zero, and rejects a flexible
+batch.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from typing import Any
 
 import numpy as np
 from coremltools.converters.mil.mil import Builder as mb
-from coremltools.converters.mil.mil import types
+from coremltools.converters.mil.mil import Var, types
 
 from ..contract import Patch
 from ..errors import NotConverted
-from ..lowering import add_result, bind_arguments, get_dims, to_python, to_size_vector
+from ..lowering import Size, add_result, bind_arguments, get_dims, to_python, to_size_vector
 from ..probes import find_fault
 
 PATCH = Patch(code="TORCH118",
@@ -61,8 +62,9 @@ def _read_numbers(inputs: Any, node: Any, name: str) -> list[int]:
 def fold(context: Any, node: Any) -> None:
     """Lower col2im(self, output_size, kernel_size, dilation, padding, stride)."""
     inputs = bind_arguments(context, node, "self output_size kernel_size dilation padding stride")
-    size, kernel, dilation, padding, stride = (
-        _read_numbers(inputs, node, name) for name in ("output_size", "kernel_size", "dilation", "padding", "stride"))
+    kernel, dilation, padding, stride = (_read_numbers(inputs, node, name)
+                                         for name in ("kernel_size", "dilation", "padding", "stride"))
+    size = _read_output_sizes(inputs, node)
     x = inputs.self
     batched = x.rank == 3
     if not isinstance(x.shape[-2], int | np.integer):
@@ -71,18 +73,45 @@ def fold(context: Any, node: Any) -> None:
         x = mb.expand_dims(x=x, axes=[0])
     taps = int(np.prod(kernel))
     channels = int(x.shape[1]) // taps
-    grid = [(entire + 2 * pad - step * (width - 1) - 1) // by + 1
-            for entire, pad, step, width, by in zip(size, padding, dilation, kernel, stride, strict=True)]
+    grid: list[Any] = [_count_blocks(*each) for each in zip(size, padding, dilation, kernel, stride, strict=True)]
+    if isinstance(grid[0], Var) or isinstance(grid[1], Var):  # one count follows from the number of blocks
+        grid[0 if isinstance(grid[0], Var) else 1] = -1
     x = mb.reshape(x=x, shape=to_size_vector([get_dims(x)[0], channels * taps, *grid]))
     weight = np.tile(np.eye(taps, dtype=np.float32).reshape(taps, 1, *kernel), (channels, 1, 1, 1))
-    spread = [(count - 1) * by + step * (width - 1) + 1
-              for count, by, step, width in zip(grid, stride, dilation, kernel, strict=True)]
     x = mb.conv_transpose(x=x, weight=weight, strides=stride, dilations=dilation, groups=channels, pad_type="valid")
-    rest = [max(entire + 2 * pad - have, 0) for entire, pad, have in zip(size, padding, spread, strict=True)]
+    rest = [by - 1 if isinstance(entire, Var) else  # the most elements at the end that no block reaches
+            max(entire + 2 * pad - (count - 1) * by - step * (width - 1) - 1, 0)
+            for entire, pad, count, by, step, width in zip(size, padding, grid, stride, dilation, kernel, strict=True)]
     if any(rest):
         x = mb.pad(x=x, pad=[0, 0, 0, 0, 0, rest[0], 0, rest[1]], mode="constant", constant_val=np.float32(0))
-    if any(padding):
-        x = mb.slice_by_index(x=x, begin=[0, 0, *padding], end=[0, 0, *(pad + entire for pad, entire in
-                                                                        zip(padding, size, strict=True))],
-                              begin_mask=[True, True, False, False], end_mask=[True, True, False, False])
+    cut = [pad > 0 or isinstance(entire, Var) and more > 0
+           for pad, entire, more in zip(padding, size, rest, strict=True)]
+    if any(cut):
+        ends = [mb.add(x=entire, y=np.int32(pad)) if isinstance(entire, Var) else entire + pad
+                for entire, pad in zip(size, padding, strict=True)]
+        x = mb.slice_by_index(x=x, begin=[0, 0, *padding], end=to_size_vector([0, 0, *ends]),
+                              begin_mask=[True, True, False, False],
+                              end_mask=[True, True, *(not each for each in cut)])
     add_result(context, node, mb.identity(x=x if batched else mb.squeeze(x=x, axes=[0]), name=node.name))
+
+
+def _read_output_sizes(inputs: Any, node: Any) -> list[Size]:
+    given = inputs.output_size
+    if isinstance(given, Var) and given.val is None:
+        known = np.ravel(given.sym_val) if given.sym_val is not None else [None, None]
+        given = [int(size) if isinstance(size, int | np.integer) else
+                 mb.slice_by_index(x=given, begin=[place], end=[place + 1], squeeze_mask=[True])
+                 for place, size in enumerate(known)]
+    if not isinstance(given, list | tuple):
+        return list(_read_numbers(inputs, node, "output_size"))
+    return [size if isinstance(size, Var) and size.val is None else int(to_python(size, node, "output_size"))
+            for size in given]
+
+
+def _count_blocks(entire: Size, pad: int, step: int, width: int, by: int) -> Size:
+    """Return how many blocks fold into an axis of this size."""
+    reach = 2 * pad - step * (width - 1) - 1
+    if not isinstance(entire, Var):
+        return (entire + reach) // by + 1
+    count: Var = mb.add(x=mb.floor_div(x=mb.add(x=entire, y=np.int32(reach)), y=np.int32(by)), y=np.int32(1))
+    return count

@@ -226,6 +226,39 @@ def test_folding_one_image_and_a_flexible_batch() -> None:
     check(lambda x: F.fold(x, (4, 4), 2), x[0])
 
 
+class BlocksAndBack(nn.Module):
+    def __init__(self, kernel: int, dilation: int, padding: int, stride: int) -> None:
+        super().__init__()
+        self.kernel, self.dilation, self.padding, self.stride = kernel, dilation, padding, stride
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        blocks = F.unfold(x, self.kernel, self.dilation, self.padding, self.stride)
+        return F.fold(blocks * 2, [x.shape[2], x.shape[3]], self.kernel, self.dilation, self.padding, self.stride)
+
+
+@pytest.mark.parametrize("frontend", ["trace", "script"])
+@pytest.mark.parametrize("flexible", [[2], [3], [2, 3]])
+@pytest.mark.parametrize("options", [(2, 1, 0, 2), (3, 1, 0, 3), (3, 1, 1, 2), (2, 2, 1, 1)])
+def test_folding_to_a_flexible_size(options: tuple[int, int, int, int], flexible: list[int], frontend: str) -> None:
+    """Also sizes at whose end are elements that no block reaches."""
+    sizes = [tuple(size if axis in flexible else 6 for axis in (2, 3)) for size in (7, 8, 12)]
+    check(BlocksAndBack(*options).eval(), torch.randn(2, 3, 6, 6), frontend=frontend, flexible=flexible, lowest=6,
+          at=[(torch.randn(2, 3, *size),) for size in sizes])
+
+
+@pytest.mark.parametrize("axis", [2, 3])
+def test_folding_to_a_flexible_size_of_an_exported_program(axis: int) -> None:
+    """torch asks for a multiple of the kernel."""
+    model, x = BlocksAndBack(2, 1, 0, 2).eval(), torch.randn(2, 3, 6, 6)
+    dynamic = ({axis: 2 * torch.export.Dim("half", min=3, max=32)},)
+    program = torch.export.export(model, (x,), dynamic_shapes=dynamic).run_decompositions({})
+    mlmodel = ane.convert(program, inputs=input_types([x], [axis], lowest=6)[:1], skip_model_load=True,
+                          compute_precision=ct.precision.FLOAT32)
+    for size in (6, 10):
+        image = torch.randn(2, 3, size, 6) if axis == 2 else torch.randn(2, 3, 6, size)
+        np.testing.assert_allclose(outputs(mlmodel, [image])[0], model(image).numpy(), rtol=1e-5)
+
+
 # unfold of images.
 @pytest.mark.parametrize(("kernel", "options"), [
     (2, {}), ((3, 2), {"padding": (1, 0), "stride": 2}), (2, {"dilation": 2, "padding": 1}),
