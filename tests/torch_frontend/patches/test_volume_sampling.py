@@ -30,6 +30,7 @@ def sampler(**options: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Tens
     return lambda volume, grid: functional.grid_sample(volume, grid, **options)
 
 
+@pytest.mark.sampled(4)
 @BOTH
 @MODES
 @PADDINGS
@@ -38,6 +39,7 @@ def test_points_inside_and_outside_are_those_of_torch(frontend: str, mode: str, 
     check(sampler(mode=mode, padding_mode=padding, align_corners=align), VOLUMES, OUTSIDE, frontend=frontend)
 
 
+@pytest.mark.sampled(2)
 @MODES
 @PADDINGS
 @ALIGNMENTS
@@ -47,6 +49,7 @@ def test_axes_of_one_element(mode: str, padding: str, align: bool) -> None:
         check(sample, torch.randn(shape), OUTSIDE[:, :1])
 
 
+@pytest.mark.sampled(2)
 @PADDINGS
 @ALIGNMENTS
 def test_elements_and_the_middles_between_them(padding: str, align: bool) -> None:
@@ -56,12 +59,14 @@ def test_elements_and_the_middles_between_them(padding: str, align: bool) -> Non
         check(sampler(mode=mode, padding_mode=padding, align_corners=align), torch.randn(1, 2, 4, 5, 9), grid)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("target", [ct.target.iOS15, ct.target.iOS17, ct.target.iOS18])
 @MODES
 def test_other_targets(target: Any, mode: str) -> None:
     check(sampler(mode=mode, align_corners=False), VOLUMES, OUTSIDE, target=target)
 
 
+@pytest.mark.sampled(3)
 @BOTH
 @MODES
 @PADDINGS
