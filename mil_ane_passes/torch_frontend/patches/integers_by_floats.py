@@ -22,10 +22,11 @@ from ..contract import Patch
 
 _PASS_MODULE = "coremltools.converters.mil.mil.passes.defs.quantization"
 _CHAIN_OPS = frozenset((
-    "abs", "add", "ceil", "clip", "concat", "cumsum", "exp", "exp2", "expand_dims", "floor", "floor_div",
-    "inverse", "log", "maximum", "minimum", "mod", "mul", "pow", "range_1d", "real_div", "reduce_max", "reduce_min",
-    "reduce_sum", "reshape", "round", "rsqrt", "select", "sign", "slice_by_index", "slice_by_size", "sqrt", "square",
-    "squeeze", "stack", "sub", "tile", "transpose"))
+    "abs", "add", "avg_pool", "ceil", "clip", "concat", "cos", "cumsum", "erf", "exp", "exp2", "expand_dims", "floor",
+    "floor_div", "inverse", "log", "maximum", "minimum", "mod", "mul", "pow", "range_1d", "real_div", "reduce_max",
+    "reduce_mean", "reduce_min", "reduce_sum", "relu", "reshape", "round", "rsqrt", "select", "sigmoid", "sign", "sin",
+    "slice_by_index", "slice_by_size", "softplus", "sqrt", "square", "squeeze", "stack", "sub", "tan", "tanh", "tile",
+    "transpose"))
 _MAX_CHAIN_OPS = 64
 "The most ops of a chain, before an op and after it, which keeps the search linear."
 

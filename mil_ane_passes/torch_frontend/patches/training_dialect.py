@@ -1,8 +1,9 @@
 """The result of `torch.export.export` converts without `run_decompositions({})` by hand.
 
 Newer torch exports in the dialect TRAINING, which coremltools rejects with the advice to call that function. Here the
-converter calls it, on a new program, so that the user's object is not changed. The type checks that export inserts
-(`_assert_tensor_metadata`), which coremltools supports from 9.0 on, are removed.
+converter calls it, on a new program, so that the user's object is not changed. The checks that export inserts are
+removed: of types (`_assert_tensor_metadata`), which coremltools supports from 9.0 on, and that a slice by a computed
+number begins in the memory of its tensor (`sym_storage_offset`), which coremltools does not support.
 """
 
 from __future__ import annotations
@@ -10,12 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+from coremltools.converters.mil.mil import Builder as mb
 from torch.export import ExportedProgram
 
 from ..contract import Patch
+from ..errors import NotConverted
 
 _ENTRY_MODULE = "coremltools.converters._converters_entry"
 _TRAINING_DIALECT = "TRAINING"
+_COMPARISONS = frozenset(("eq", "ge", "gt", "le", "lt", "ne"))
 
 PATCH = Patch(code="TORCH146",
               title="exported programs of dialect TRAINING, torch's default, are "
@@ -61,6 +66,17 @@ def initialize_converter(
 def lower_metadata_assertion(context: Any, node: Any) -> None:
     """Lower _assert_tensor_metadata(a, ...): held when the model was exported; nothing reads its result."""
     context.add(context[node.inputs[0]], node.name)
+
+
+@PATCH.op("sym_storage_offset")
+def lower_storage_offset(context: Any, node: Any) -> None:
+    """Lower sym_storage_offset(self), which a check compares with numbers: 0, as of a tensor in memory of its own."""
+    nodes = getattr(node.parent or getattr(context, "_torch_graph", None), "nodes", ())
+    readers = [each for each in nodes if node.name in each.inputs]
+    if any(each.kind not in _COMPARISONS for each in readers):
+        raise NotConverted.at(node, "reads where a tensor begins in memory, which Core ML does not have",
+                              "compute the place from sizes")
+    context.add(mb.const(val=np.int32(0), name=node.name))
 
 
 def _is_training_program(model: Any) -> bool:

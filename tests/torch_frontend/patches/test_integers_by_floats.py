@@ -46,8 +46,13 @@ def scale_places(x: torch.Tensor) -> torch.Tensor:
     return (torch.arange(x.shape[1]).float() * 1.0 + 2048).long()
 
 
+def measure_from_the_middle(x: torch.Tensor) -> torch.Tensor:
+    places = torch.arange(x.shape[1]).float() + 3000
+    return (places - places.mean()).abs().long()
+
+
 @BOTH
-@pytest.mark.parametrize("count", [count_t5_buckets, count_deberta_buckets, scale_places])
+@pytest.mark.parametrize("count", [count_t5_buckets, count_deberta_buckets, scale_places, measure_from_the_middle])
 def test_integers_are_those_of_torch(count: Callable[[torch.Tensor], torch.Tensor], frontend: str) -> None:
     example = torch.zeros(1, 40)
     mlmodel = convert(count, (example,), frontend, flexible=(1,), precision=ct.precision.FLOAT16)

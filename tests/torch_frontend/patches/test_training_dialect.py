@@ -53,3 +53,27 @@ def test_what_export_checked_of_a_type_leaves_no_op() -> None:
         mlmodel = ct.convert(program, skip_model_load=True, minimum_deployment_target=ct.target.iOS16,
                              compute_precision=ct.precision.FLOAT32)
     np.testing.assert_allclose(outputs(mlmodel, [x])[0], Scaled()(x).numpy(), rtol=1e-5)
+
+
+class Windowed(nn.Module):
+    """Rows of a table around its middle, as of DeBERTa, whose number is computed of a size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(64, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        count = torch.tensor(min(x.shape[1], 32))
+        return x @ self.table[32 - count:32 + count].t()
+
+
+def test_what_export_checked_of_a_slice_leaves_no_op() -> None:
+    model, x = Windowed().eval(), torch.randn(1, 6, 8)
+    length = torch.export.Dim("length", min=2, max=32)
+    program = torch.export.export(model, (x,), dynamic_shapes=({1: length},), strict=False)
+    assert "sym_storage_offset" in str(program.graph)
+    mlmodel = ane.convert(program, skip_model_load=True, minimum_deployment_target=ct.target.iOS16,
+                          compute_precision=ct.precision.FLOAT32, check=True)
+    for rows in (2, 9, 32):
+        x = torch.randn(1, rows, 8)
+        np.testing.assert_allclose(outputs(mlmodel, [x])[0], model(x).detach().numpy(), rtol=1e-4, atol=1e-5)
