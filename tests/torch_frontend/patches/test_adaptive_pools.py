@@ -26,7 +26,7 @@ def test_one_element_of_a_flexible_size(rank: int, kind: str, frontend: str) -> 
           at=[[torch.randn(2, 3, size, *shape[3:])] for size in (5, 11)])
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(6)
 @FRONTENDS
 @pytest.mark.parametrize(("rank", "sizes"), [
     (1, 1), (1, 4), (1, 3), (1, 8), (2, (1, 6)), (2, (1, None)), (2, (None, 3)), (2, (3, 4)), (2, (8, 6)), (3, 1),
@@ -47,6 +47,7 @@ _KEPT_SIZES = [(2, (1, None), 3), (2, (None, 1), 2), (2, (5, None), 3), (2, (Non
                (3, (1, None, 1), 3), (3, (2, None, 3), 3), (3, (None, 1, None), 2)]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("rank", "sizes", "axis"), _KEPT_SIZES)
 @pytest.mark.parametrize(("kind", "frontend"), [("avg", "trace"), ("max", "trace"), ("avg", "export")])
 def test_a_flexible_axis_that_keeps_its_size(rank: int, sizes: Any, axis: int, kind: str, frontend: str) -> None:
@@ -86,6 +87,7 @@ def test_another_computed_size_is_refused(other: int, divisor: int, frontend: st
               frontend=frontend, flexible=[2, 3], lowest=6)
 
 
+@pytest.mark.sampled(4)
 @FRONTENDS
 @pytest.mark.parametrize("kind", ["avg", "max"])
 @pytest.mark.parametrize(("rank", "sizes"), [(1, 4), (1, 3), (2, (4, 3)), (2, (3, 4)), (3, (4, 3, 2)), (3, 3)])

@@ -43,6 +43,7 @@ SIGNED: dict[str, Integers] = {
 }
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("flexible", [(), (0,)])
 @pytest.mark.parametrize("frontend", ["trace", "export"])
