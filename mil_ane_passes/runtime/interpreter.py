@@ -238,7 +238,8 @@ class Interpreter:
                 self.hold(id(var), stored)
                 if self.observer is not None:
                     self.observer(op, var, stored)
-            self.live.require_room(op, 0)  # results whose size is not known before
+            if self.live.bytes > self.live.most:  # with results whose size is not known before
+                self.live.require_room(op, 0)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise

@@ -43,7 +43,8 @@ def cast(op: Any, ins: Any) -> torch.Tensor:
     Storing truncates floats toward zero and saturates them at the ends of an integer type (which MIL leaves open), and
     keeps the low bits of integers.
     """
-    return round_to_near_integers(ins["x"]) if types.is_int(op.outputs[0].dtype) else ins["x"]
+    x: torch.Tensor = ins["x"]
+    return round_to_near_integers(x) if x.dtype is torch.float64 and types.is_int(op.outputs[0].dtype) else x
 
 
 @register_kernel("ceil", "floor")
