@@ -73,14 +73,15 @@ class SourceOutlook:
         from ..transforms.encoder import recognize_encoder
 
         program, source = self.source.program, self.source
-        if (len(program.functions) != 1 or source.keeps_interface or source.upgraded
-                or not self._source_forecast.unsupported):
+        if len(program.functions) != 1 or source.keeps_interface or source.upgraded:
             return ""
         try:
             if has_cache(program):
                 recognize_decoder(program, source.name)
-                return "decoder with a cache"
-            return "encoder of token ids" if recognize_encoder(program, source.name).ids else ""
+                kind = "decoder with a cache"
+            else:
+                kind = "encoder of token ids" if recognize_encoder(program, source.name).ids else ""
         except InputError:
             # The recognizers raise InputError for every other kind of model.
             return ""
+        return kind if kind and self._source_forecast.unsupported else ""  # the forecast takes the most time
