@@ -3,11 +3,14 @@
 A maximum over a window is computed along each axis in turn: the maximum of as many strided slices as the kernel is
 long, of the tensor padded with -inf. A sum over a window is the average, padding included, times the window's size.
 With ceil_mode and a stride above the kernel the last window may begin after the input: PyTorch drops it, MIL counts it.
-Images without a batch get one for the pool. A pool over a whole flexible image is a reduction.
+Images without a batch get one for the pool. A pool over a whole flexible image is a reduction. The places of maxima
+(`return_indices=True`) are those of the maxima of windows that do not overlap, side by side in an axis; `max_unpool2d`
+scatters to them.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -20,12 +23,14 @@ from ..errors import NotConverted
 from ..lowering import (
     add_result,
     bind_arguments,
+    cast_to,
     get_dims,
     is_constant,
     is_same_size,
     lower_without_batch,
     name_result,
     to_python,
+    to_size_vector,
 )
 from ..probes import find_fault
 
@@ -33,6 +38,9 @@ PATCH = Patch(code="TORCH128", severity=Severity.WRONG,
               title="max pools with dilation, average pools with `divisor_override` and pools without a batch are "
                     "rejected; with ceil_mode a window after the input is counted",
               upstream=("none known",))
+
+_MAX_PLACED_AXES = 2
+"The most axes of pools whose places are computed: windows of three have more axes than MIL."
 
 
 @PATCH.probe
@@ -49,7 +57,7 @@ def probe() -> str | None:
           "max_pool3d_with_indices")
 def max_pool(context: Any, node: Any) -> None:
     """Lower max_pool2d(self, kernel_size, stride=kernel_size, padding=0, dilation=1, ceil_mode=False)."""
-    if _has_no_batch(context, node):
+    if _has_no_batch(context, node) and not _are_places_read(context, node):
         lower_without_batch(context, node, max_pool)
         return
     inputs = bind_arguments(context, node, "self kernel_size stride=None padding=0 dilation=1 ceil_mode=False")
@@ -58,6 +66,9 @@ def max_pool(context: Any, node: Any) -> None:
         return
     count = int(node.kind.removeprefix("max_pool")[0])
     dilation = _read_per_axis(inputs.dilation, node, "dilation", count)
+    if _are_places_read(context, node):
+        _add_maxima_and_places(context, node, inputs, count)
+        return
     if all(step == 1 for step in dilation) and len(node.inputs) > 2 and len(node.outputs) == 1:
         _convert_as_coremltools(context, node, inputs, count)
         return
@@ -79,6 +90,75 @@ def max_pool(context: Any, node: Any) -> None:
             x, x.rank - count + place, kernel[place], stride[place], padding[place], dilation[place], ceil
         )
     _add_maxima(context, node, x)
+
+
+def _are_places_read(context: Any, node: Any) -> bool:
+    """Return whether an op or the caller reads where the maxima are."""
+    if not node.kind.endswith("with_indices"):
+        return False
+    graph = node.parent or context.torch_graph
+    if len(node.outputs) > 1:
+        return node.outputs[1] in graph.outputs or any(node.outputs[1] in each.inputs for each in graph.nodes)
+    return any(each.kind == "getitem" and each.inputs[0] == node.name and each.inputs[1] == 1 for each in graph.nodes)
+
+
+def _add_maxima_and_places(context: Any, node: Any, inputs: Any, count: int) -> None:
+    """Add the maxima of windows that do not overlap, and their places in the image, [..., height * width], as int32."""
+    x, kernel = inputs.self, _read_per_axis(inputs.kernel_size, node, "kernel_size", count)
+    stride = _read_per_axis(inputs.stride, node, "stride", count) if _is_stride_given(inputs.stride, node) else kernel
+    sizes = x.shape[-count:]
+    padding, dilation = (_read_per_axis(getattr(inputs, name), node, name, count) for name in ("padding", "dilation"))
+    is_static = all(isinstance(size, int | np.integer) for size in sizes)
+    is_cut = is_static and any(size % window for size, window in zip(sizes, kernel, strict=True))
+    if (stride != kernel or any(padding) or any(step != 1 for step in dilation) or not is_static
+            or is_cut and to_python(inputs.ceil_mode, node, "ceil_mode") or count > _MAX_PLACED_AXES):
+        raise NotConverted.at(node, "returns the places of maxima of windows that overlap, are padded or dilated, have "
+                                    "three axes or a flexible size", "pool with a stride of the kernel, or unpool by "
+                                    "another op, such as a nearest resize")
+    width = int(sizes[-1])
+    kept = [int(size) // window * window for size, window in zip(sizes, kernel, strict=True)]
+    lead = get_dims(x)[:-count]
+    if is_cut:
+        axes = x.rank - count
+        x = mb.slice_by_index(x=x, begin=[0] * x.rank, end=[0] * axes + kept,
+                              end_mask=[True] * axes + [False] * count)
+    places = [size // window for size, window in zip(kept, kernel, strict=True)]
+    pairs = [number for pair in zip(places, kernel, strict=True) for number in pair]
+    order = [0, *range(1, 2 * count, 2), *range(2, 2 * count + 1, 2)]
+    windows = mb.transpose(x=mb.reshape(x=x, shape=[-1, *pairs]), perm=order)
+    windows = mb.reshape(x=windows, shape=[-1, *places, math.prod(kernel)])
+    index = mb.reduce_argmax(x=windows, axis=-1, keep_dims=False)
+    # from the place within a window to that in the image: those of the windows' first elements, and within them
+    starts = np.zeros(places, np.int32)
+    row = np.arange(math.prod(kernel), dtype=np.int32)
+    inside = row
+    if count == _MAX_PLACED_AXES:
+        starts += (np.arange(places[0], dtype=np.int32) * kernel[0] * width)[:, None]
+        inside = row // kernel[1] * width + row % kernel[1]
+    starts += np.arange(places[-1], dtype=np.int32) * kernel[-1]
+    index = mb.add(x=mb.gather(x=inside, indices=index, axis=0), y=starts[None])
+    shape = to_size_vector([*lead, *places])
+    maxima = mb.reshape(x=mb.reduce_max(x=windows, axes=[-1], keep_dims=False), shape=shape, name=node.name)
+    index = mb.reshape(x=index, shape=shape)
+    if len(node.outputs) > 1:
+        context.add(maxima, torch_name=node.outputs[0])
+        context.add(index, torch_name=node.outputs[1])
+    else:
+        context.add((maxima, index), torch_name=node.name)
+
+
+@PATCH.op("max_unpool2d")
+def unpool_maxima(context: Any, node: Any) -> None:
+    """Lower max_unpool2d(self, indices, output_size): zeros with the elements of `self` at their places."""
+    inputs = bind_arguments(context, node, "self indices output_size")
+    sizes = [int(size) for size in np.ravel(to_python(inputs.output_size, node, "output_size"))]
+    x = inputs.self
+    places = mb.reshape(x=cast_to(inputs.indices, types.int32), shape=[-1, math.prod(map(int, x.shape[-2:]))])
+    values = mb.reshape(x=x, shape=mb.shape(x=places))
+    # as many rows of zeros as there are places, whose symbol they keep
+    zeros = mb.mul(x=mb.reduce_max(x=places, axes=[1], keep_dims=True), y=np.zeros((1, math.prod(sizes)), np.int32))
+    filled = mb.scatter_along_axis(data=cast_to(zeros, x.dtype), indices=places, updates=values, axis=1, mode="update")
+    add_result(context, node, mb.reshape(x=filled, shape=to_size_vector([*get_dims(x)[:-2], *sizes]), name=node.name))
 
 
 def _add_maxima(context: Any, node: Any, x: Var) -> None:

@@ -71,8 +71,7 @@ def lower_metadata_assertion(context: Any, node: Any) -> None:
 @PATCH.op("sym_storage_offset")
 def lower_storage_offset(context: Any, node: Any) -> None:
     """Lower sym_storage_offset(self), which a check compares with numbers: 0, as of a tensor in memory of its own."""
-    nodes = getattr(node.parent or getattr(context, "_torch_graph", None), "nodes", ())
-    readers = [each for each in nodes if node.name in each.inputs]
+    readers = [each for each in context.torch_graph.nodes if node.name in each.inputs]
     if any(each.kind not in _COMPARISONS for each in readers):
         raise NotConverted.at(node, "reads where a tensor begins in memory, which Core ML does not have",
                               "compute the place from sizes")

@@ -80,8 +80,6 @@ def test_an_unsupported_op_is_refused_in_our_words(name, frontend):
 
 @pytest.mark.parametrize("frontend", ["trace", "export"])
 @pytest.mark.parametrize(("kind", "function"), [
-    ("max_pool2d_with_indices", lambda x: F.max_pool2d(x, 2, return_indices=True)),
-    ("max_pool2d_with_indices", lambda x: F.max_pool2d(x, 2, return_indices=True)[1] + 1),
     ("adaptive_max_pool2d", lambda x: F.adaptive_max_pool2d(x, 2, return_indices=True)),
     ("native_layer_norm", lambda x: torch.native_layer_norm(x, (8,), None, None, 1e-5)),
 ])
