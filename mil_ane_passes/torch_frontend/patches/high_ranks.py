@@ -57,8 +57,8 @@ def _make_rank_error(program: Program, error: ValueError) -> NotConverted:
     return NotConverted(
         f"{describe_op_location(high)}: makes a tensor of rank {rank}, but Core ML supports {_MAX_RANK} at "
         f"most{reason}; "
-        "merge adjacent axes, or index or loop over one of them, so that no tensor has more "
-        f"than {_MAX_RANK} axes"
+        "merge adjacent axes, pass numbers in place of -1 and of computed sizes, or index or loop over one of them, so "
+        f"that no tensor has more than {_MAX_RANK} axes"
     )
 
 

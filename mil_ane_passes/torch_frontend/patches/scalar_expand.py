@@ -38,6 +38,9 @@ PATCH = Patch(code="TORCH163", severity=Severity.WRONG,
                     "flexible ones; `broadcast_to` is not implemented",
               upstream=("none known",))
 
+_MAX_RANK = 5
+"The most axes of a tensor in MIL; `lower_rank` removes more."
+
 
 @PATCH.probe
 def probe() -> str | None:
@@ -96,13 +99,30 @@ def broadcast_tensors(context: Any, node: Any) -> None:
 
 @PATCH.op("view", "view_copy", "_unsafe_view", "reshape")
 def view(context: Any, node: Any) -> None:
-    """Lower view(self, size) and reshape(self, shape) to no dimensions; all others are coremltools' own."""
+    """Lower view(self, size) and reshape(self, shape) to no dimensions, and exported ones to more than MIL has.
+
+    All others are coremltools' own.
+    """
     inputs = bind_arguments(context, node, "self size")
     x, size = inputs.self, inputs.size
+    if sizes := _find_exported_sizes(node, size):
+        add_result(context, node, mb.reshape(x=x, shape=sizes, name=node.name))
+        return
     if (size.shape != (0,) if isinstance(size, Var) else size != []) or x.rank == 0 or types.is_complex(x.dtype):
         ops.view(context, node)
         return
     add_result(context, node, mb.squeeze(x=x, axes=list(range(x.rank)), name=node.name))
+
+
+def _find_exported_sizes(node: Any, size: Any) -> list[int]:
+    """Return the sizes of an exported view of high rank with -1 for the only flexible one; none of another view.
+
+    In `view(b, h // 8, w // 8, 8, 8, -1)` of a flexible height MIL does not know the last size, and torch.export does.
+    """
+    known = getattr((getattr(node, "meta", None) or {}).get("val"), "shape", ())
+    sizes = [each if isinstance(each, int) else -1 for each in known]
+    is_high = isinstance(size, list) and len(size) == len(sizes) > _MAX_RANK
+    return sizes if is_high and sizes.count(-1) == 1 else []
 
 
 @PATCH.replace_function("coremltools.converters.mil.mil.ops.defs.iOS15.tensor_transformation",

@@ -92,3 +92,33 @@ def test_what_is_not_of_torch_gets_the_pass_too():
 
     program = mb.program(input_specs=[mb.TensorSpec(shape=(1, 6, 20))])(body)
     assert ane.convert(program, skip_model_load=True).get_spec().WhichOneof("Type") == "mlProgram"
+
+
+class Windows(torch.nn.Module):
+    """Windows of an image and back, as in Swin, where one size of the view is left to torch."""
+
+    def __init__(self, sizes: str) -> None:
+        super().__init__()
+        self.sizes = sizes
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        b, h, w, c = x.shape
+        windows = x.view(b, h // 4, 4, w // 4, 4, c).permute(0, 1, 3, 2, 4, 5).reshape(-1, 4, 4, c).relu()
+        sizes = {"last": (b, h // 4, w // 4, 4, 4, -1), "first": (-1, h // 4, w // 4, 4, 4, c)}[self.sizes]
+        return windows.view(sizes).permute(0, 1, 3, 2, 4, 5).reshape(b, h, w, c)
+
+
+@pytest.mark.parametrize("sizes", ["first", "last"])
+def test_a_size_that_torch_export_knows_of_an_image_of_flexible_height(sizes: str) -> None:
+    model, rows = Windows(sizes).eval(), torch.export.Dim("rows", min=2, max=8)
+    exported = torch.export.export(model, (torch.randn(1, 8, 12, 3),), dynamic_shapes=({1: 4 * rows},))
+    mlmodel = ane.convert(exported, skip_model_load=True, compute_precision=ct.precision.FLOAT32, check=True)
+    x = torch.randn(1, 20, 12, 3)
+    np.testing.assert_array_equal(outputs(mlmodel, [x])[0], model(x).numpy())
+
+
+def test_a_size_that_a_trace_leaves_open_is_named() -> None:
+    traced = torch.jit.trace(Windows("last").eval(), torch.randn(1, 8, 12, 3))
+    with pytest.raises(ane.torch_frontend.NotConverted, match="one dimension is dynamic.*numbers in place of -1"):
+        ane.convert(traced, skip_model_load=True, inputs=[
+            ct.TensorType("x", (1, ct.RangeDim(4, 32, default=8), 12, 3))])
