@@ -38,7 +38,7 @@ def test_quotients_that_are_whole_at_float32_keep_their_integer(precision: str) 
     """log(2**n) / log(16) * 8 is 2n, of constants in float32, whose product at float64 is some 1e-8 beside it."""
     def build(x: Any) -> Any:
         quotient = mb.mul(x=mb.real_div(x=mb.log(x=x), y=np.float32(np.log(16))), y=np.float32(8))
-        return mb.cast(x=quotient, dtype="int32"), mb.floor(x=quotient), mb.ceil(x=quotient)
+        return mb.cast(x=quotient, dtype="int32"), mb.ceil(x=quotient)
 
     for found in run(build, {"x": np.array([2, 4, 8, 1 / 2, 1 / 8], np.float32)}, precision=precision):
         np.testing.assert_array_equal(found, [2, 4, 6, -2, -6])
@@ -207,3 +207,13 @@ def test_a_sigmoid_does_not_depend_on_the_number_of_elements(name: str, precisio
         same_bits(part, whole[:count])
     same_bits(run(lambda x: getattr(mb, name)(x=x), {"x": np.array([-1e4, 1e4], np.float32)}, precision=precision)[0],
               np.array([-0.0 if name == "silu" else 0.0, 1e4 if name == "silu" else 1.0], whole.dtype))
+
+
+def test_a_remainder_is_that_of_the_quotient_rounded_down_at_float64() -> None:
+    """Numbers of float64 beside an integer, as of a wide range, have the remainder that modulo_by_floor computes."""
+    def build(x: Any) -> Any:
+        x = mb.sub(x=mb.mul(x=x, y=np.float32(1e-7)), y=np.float32(1e-14))
+        return mb.mod(x=x, y=np.float32(1)), mb.sub(x=x, y=mb.floor(x=x))
+
+    remainder, rest = run(build, {"x": np.array([0, 1, 3], np.float32)}, precision="float64")
+    np.testing.assert_allclose(remainder, rest, atol=1e-12)

@@ -19,6 +19,7 @@ _TORCH_FUNCTIONS = {
     "cosh": torch.cosh,
     "erf": torch.erf,
     "exp": torch.exp,
+    "floor": torch.floor,  # as it is, since mod and floor_div are defined by it
     "logical_not": torch.logical_not,
     "round": torch.round,  # half to even, as in numpy
     "sin": torch.sin,
@@ -47,10 +48,9 @@ def cast(op: Any, ins: Any) -> torch.Tensor:
     return round_to_near_integers(x) if x.dtype is torch.float64 and types.is_int(op.outputs[0].dtype) else x
 
 
-@register_kernel("ceil", "floor")
-def round_up_or_down(op: Any, ins: Any) -> torch.Tensor:
-    x = round_to_near_integers(ins["x"])
-    return torch.ceil(x) if op.op_type == "ceil" else torch.floor(x)
+@register_kernel("ceil")
+def ceil(op: Any, ins: Any) -> torch.Tensor:
+    return torch.ceil(round_to_near_integers(ins["x"]))
 
 
 def round_to_near_integers(x: torch.Tensor) -> torch.Tensor:
