@@ -23,8 +23,15 @@ class Document:
     """A report that notebooks show and that is saved to a file, in a form that the suffix selects."""
 
     def __reduce__(self) -> NoReturn:
+        """Raise TypeError: programs cannot be pickled."""
         raise TypeError(f"found a {type(self).__name__}, which holds programs and cannot be pickled or copied deeply; "
                         "expected its to_dict() or str(), as the result of a function in another process")
+
+    def __copy__(self) -> Document:
+        """Return a report with the same parts, which `__reduce__` would reject."""
+        made = object.__new__(type(self))
+        vars(made).update(vars(self))
+        return made
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import pickle
 import shutil
@@ -142,4 +143,5 @@ def test_a_report_that_holds_programs_names_what_another_process_returns(rewritt
     for made in (rewritten, report(chain())):
         with pytest.raises(TypeError, match="holds programs and cannot be pickled .*expected its to_dict"):
             pickle.dumps(made)
+        assert vars(copy.copy(made)) == vars(made)
     assert pickle.loads(pickle.dumps(rewritten.to_dict())) == rewritten.to_dict()
