@@ -212,8 +212,9 @@ def test_a_sigmoid_does_not_depend_on_the_number_of_elements(name: str, precisio
 def test_a_remainder_is_that_of_the_quotient_rounded_down_at_float64() -> None:
     """Numbers of float64 beside an integer, as of a wide range, have the remainder that modulo_by_floor computes."""
     def build(x: Any) -> Any:
-        x = mb.sub(x=mb.mul(x=x, y=np.float32(1e-7)), y=np.float32(1e-14))
+        x = mb.sub(x=x, y=np.float32(1e-13))
         return mb.mod(x=x, y=np.float32(1)), mb.sub(x=x, y=mb.floor(x=x))
 
-    remainder, rest = run(build, {"x": np.array([0, 1, 3], np.float32)}, precision="float64")
+    remainder, rest = run(build, {"x": np.array([1, 2, 5], np.float32)}, precision="float64")
     np.testing.assert_allclose(remainder, rest, atol=1e-12)
+    np.testing.assert_allclose(rest, [1, 1, 1], atol=1e-12)
