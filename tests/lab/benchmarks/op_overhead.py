@@ -1,10 +1,9 @@
 """The work of the runtime around one op, beside that of `torch.fx.Interpreter` around an addition.
 
-It is what an op takes beside the torch call that computes the same.
-
-The time of one op is that of a call of a program with many equal ops, less that of a program with one, by the number of
-the others. The operands are of a few hundred elements, and one thread computes them, so that little but the work around
-them remains. Where torch makes a view, its call copies it: each value of a program has memory of its own.
+The work around an op is its time less that of the torch call that computes the same. The time of one op is that of a
+call of a program with many equal ops, less that of a program with one, by the number of the others. The operands are of
+a few hundred elements, and one thread computes them, so that little but the work around them remains. Where torch makes
+a view, its call copies it: each value of a program has memory of its own.
 """
 
 from __future__ import annotations
