@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import mil_ane_passes as ane
+from mil_ane_passes.torch_frontend.errors import NotConverted
 
 from ..checks import outputs
 
@@ -77,3 +78,19 @@ def test_what_export_checked_of_a_slice_leaves_no_op() -> None:
     for rows in (2, 9, 32):
         x = torch.randn(1, rows, 8)
         np.testing.assert_allclose(outputs(mlmodel, [x])[0], model(x).detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+class Placed(Windowed):
+    """Adds the place of the rows in the memory of the table, which a converted program does not have."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        count = torch.tensor(min(x.shape[1], 32))
+        rows = self.table[32 - count:32 + count]
+        return x @ rows.t() + rows.storage_offset()
+
+
+def test_a_place_in_memory_that_an_op_reads_is_refused() -> None:
+    length = torch.export.Dim("length", min=2, max=32)
+    program = torch.export.export(Placed().eval(), (torch.randn(1, 6, 8),), dynamic_shapes=({1: length},), strict=False)
+    with pytest.raises(NotConverted, match="^op 'sym_storage_offset'.* in memory, which Core ML does not have; "):
+        ane.convert(program, skip_model_load=True)

@@ -21,6 +21,12 @@ MODES = pytest.mark.parametrize("mode", ["bilinear", "nearest"])
 PADDINGS = pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
 ALIGNMENTS = pytest.mark.parametrize("align", [False, True])
 
+
+def every_setting(function: Callable[..., None]) -> Callable[..., None]:
+    """Run a test with each interpolation, padding and alignment."""
+    return MODES(PADDINGS(ALIGNMENTS(function)))
+
+
 torch.manual_seed(0)
 VOLUMES = torch.randn(2, 3, 4, 5, 6)
 OUTSIDE = torch.rand(2, 3, 4, 5, 3) * 6 - 3
@@ -32,17 +38,13 @@ def sampler(**options: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Tens
 
 @pytest.mark.sampled(4)
 @BOTH
-@MODES
-@PADDINGS
-@ALIGNMENTS
+@every_setting
 def test_points_inside_and_outside_are_those_of_torch(frontend: str, mode: str, padding: str, align: bool) -> None:
     check(sampler(mode=mode, padding_mode=padding, align_corners=align), VOLUMES, OUTSIDE, frontend=frontend)
 
 
 @pytest.mark.sampled(2)
-@MODES
-@PADDINGS
-@ALIGNMENTS
+@every_setting
 def test_axes_of_one_element(mode: str, padding: str, align: bool) -> None:
     sample = sampler(mode=mode, padding_mode=padding, align_corners=align)
     for shape in ((2, 1, 1, 1, 1), (2, 3, 1, 5, 1), (2, 1, 4, 1, 6)):
@@ -68,9 +70,7 @@ def test_other_targets(target: Any, mode: str) -> None:
 
 @pytest.mark.sampled(3)
 @BOTH
-@MODES
-@PADDINGS
-@ALIGNMENTS
+@every_setting
 def test_flexible_volumes(frontend: str, mode: str, padding: str, align: bool) -> None:
     grid = OUTSIDE[:1]
     check(lambda volume: functional.grid_sample(volume, grid, mode=mode, padding_mode=padding, align_corners=align),
