@@ -17,6 +17,7 @@ from coremltools.converters.mil.mil import Var, types
 from .errors import NotConverted
 
 __all__ = [
+    "MAX_RANK",
     "add_result",
     "add_results",
     "bind_arguments",
@@ -38,6 +39,9 @@ __all__ = [
     "to_size_vector",
     "to_tensor",
 ]
+
+MAX_RANK = 5
+"The highest rank of a tensor in Core ML."
 
 Size: TypeAlias = int | Var
 """A size: an int where it is constant, else a rank 0 int32 Var."""

@@ -29,6 +29,7 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
 from numpy.typing import NDArray
 
+from ...ir.query import get_flat_inputs
 from ...passes.severity import Severity
 from ..contract import Patch
 
@@ -73,7 +74,7 @@ def fp16_overflow(host: Callable[[Any], bool], op: Any) -> bool:
     """Return whether the op has to stay in fp32 because of one of its consts."""
     if op.op_type in _BOUND_OPS:
         return host(op)
-    sizes = [np.abs(var.val)[_is_finite_overflow(var.val)] for var in _collect_operands(op) if _is_fp32_const(var)]
+    sizes = [np.abs(var.val)[_is_finite_overflow(var.val)] for var in get_flat_inputs(op) if _is_fp32_const(var)]
     smallest = min((size.min() for size in sizes if size.size), default=None)
     if smallest is None or (op.op_type in _MASK_PRESERVING_OPS and smallest >= _MIN_MASK_VALUE):
         return False
@@ -146,11 +147,6 @@ def _find_overflowing_factor(op: Any) -> Any:
         ):
             return var
     return None
-
-
-def _collect_operands(op: Any) -> list[Any]:
-    return [var for operand in op.inputs.values()
-            for var in (operand if isinstance(operand, list | tuple) else [operand])]
 
 
 def _is_fp32_const(var: Any) -> bool:

@@ -17,12 +17,11 @@ from ...passes.registry import find_rewrite
 from ..contract import Patch
 from ..errors import NotConverted
 from ..failures import describe_op_location
+from ..lowering import MAX_RANK
 
 PATCH = Patch(code="TORCH161",
               title="tensors of rank 6 are rejected without module and line",
               upstream=("https://github.com/apple/coremltools/issues/1723",))
-#: the highest rank of a tensor in Core ML
-_MAX_RANK = 5
 
 
 @PATCH.probe
@@ -48,17 +47,17 @@ def check_ranks(host: Callable[..., None], self: Program) -> None:
 
 def _make_rank_error(program: Program, error: ValueError) -> NotConverted:
     high = next((op for _, op in iterate_ops(program) if op.op_type != "const"
-                 and any(_get_rank(var) > _MAX_RANK for var in op.outputs)), None)
+                 and any(_get_rank(var) > MAX_RANK for var in op.outputs)), None)
     if high is None:
         return NotConverted(str(error))
     rank = max(_get_rank(var) for var in high.outputs)
     missed = find_matches(find_rewrite("lower_rank").configured(any_extent=True), program).near_misses
     reason = f" and cannot be done in fewer axes ({missed[0].reason})" if missed else ""
     return NotConverted(
-        f"{describe_op_location(high)}: makes a tensor of rank {rank}, but Core ML supports {_MAX_RANK} at "
+        f"{describe_op_location(high)}: makes a tensor of rank {rank}, but Core ML supports {MAX_RANK} at "
         f"most{reason}; "
         "merge adjacent axes, pass numbers in place of -1 and of computed sizes, or index or loop over one of them, so "
-        f"that no tensor has more than {_MAX_RANK} axes"
+        f"that no tensor has more than {MAX_RANK} axes"
     )
 
 

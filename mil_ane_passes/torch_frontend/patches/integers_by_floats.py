@@ -14,9 +14,9 @@ from collections.abc import Callable
 from typing import Any
 
 from coremltools.converters.mil.mil import Builder as mb
-from coremltools.converters.mil.mil import Operation, Var, types
+from coremltools.converters.mil.mil import Operation, types
 
-from ...ir.query import iterate_ops
+from ...ir.query import get_consumers, get_flat_inputs, iterate_ops
 from ...passes.severity import Severity
 from ..contract import Patch
 
@@ -73,6 +73,7 @@ def keep_divisions(host: Callable[..., None], self: Any, program: Any) -> None:
 
 
 def _is_between_integers(op: Operation) -> bool:
+    """Return whether the op is of a chain from integers to integers."""
     return _is_chain_op(op) and _leads_to_integers(op) and _reads_integers_alone(op)
 
 
@@ -84,7 +85,7 @@ def _reads_integers_alone(op: Operation) -> bool:
     """Return whether all floats from which the op is computed are constants and casts of integers."""
     found = [op]
     for each in found:
-        for operand in _iterate_operands(each):
+        for operand in get_flat_inputs(each):
             source = operand.op
             if operand.val is not None or not _is_float(operand) or (
                     source is not None and (source in found or source.op_type == "cast" and not _is_float(source.x))):
@@ -99,18 +100,13 @@ def _leads_to_integers(op: Operation) -> bool:
     """Return whether a result of the op, or of ops of a chain that read it, is cast to integers."""
     found = [op]
     for each in found:
-        for reader in (reader for var in each.outputs for reader in var.child_ops):
+        for reader in (reader for var in each.outputs for reader in get_consumers(var)):
             if reader.op_type == "cast":
                 if types.is_int(reader.outputs[0].dtype):
                     return True
             elif _is_chain_op(reader) and reader not in found and len(found) < _MAX_CHAIN_OPS:
                 found.append(reader)
     return False
-
-
-def _iterate_operands(op: Operation) -> list[Var]:
-    return [var for operand in op.inputs.values() if operand is not None
-            for var in (operand if isinstance(operand, list | tuple) else [operand])]
 
 
 def _is_float(var: Any) -> bool:

@@ -18,7 +18,16 @@ from ...passes.severity import Severity
 from ..contract import Patch
 from ..creation import to_mil_type
 from ..errors import NotConverted
-from ..lowering import add_result, bind_arguments, cast_to, get_dims, make_range, normalize_axis, to_python
+from ..lowering import (
+    MAX_RANK,
+    add_result,
+    bind_arguments,
+    cast_to,
+    get_dims,
+    make_range,
+    normalize_axis,
+    to_python,
+)
 from ..probes import find_fault
 from ..slice_assignment import scan_axis
 
@@ -26,8 +35,6 @@ PATCH = Patch(code="TORCH164", severity=Severity.WRONG,
               title="`log_softmax` ends at -103.3, `logcumsumexp` is infinite from 88 on, both silently",
               upstream=("https://github.com/apple/coremltools/issues/2728",))
 
-#: the highest rank of a tensor in Core ML; the matrix of pairs adds one axis
-_MAX_RANK = 5
 
 
 @PATCH.probe
@@ -64,7 +71,7 @@ def lower_logcumsumexp(context: Any, node: Any) -> None:
     axis = normalize_axis(to_python(inputs.dim, node, "dim"), x.rank)
     if isinstance(x.shape[axis], int | np.integer):
         add_result(context, node, mb.identity(x=scan_axis(x, axis, _compute_logaddexp), name=node.name))
-    elif x.rank < _MAX_RANK:
+    elif x.rank < MAX_RANK:
         add_result(context, node, _compute_by_pair_matrix(x, axis, node.name))
     else:
         raise NotConverted.at(node, f"runs along a flexible dimension of a tensor of rank {x.rank}", "fix the size")

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
+from numpy.typing import NDArray
 
 from ...passes.severity import Severity
 from ..contract import Patch
@@ -35,8 +36,8 @@ from ..lowering import (
 from ..probes import find_fault
 
 PATCH = Patch(code="TORCH128", severity=Severity.WRONG,
-              title="max pools with dilation, average pools with `divisor_override` and pools without a batch are "
-                    "rejected; with ceil_mode a window after the input is counted",
+              title="max pools with dilation or indices, `max_unpool2d`, average pools with `divisor_override` and "
+                    "pools without a batch are rejected; with ceil_mode a window after the input is counted",
               upstream=("none known",))
 
 _MAX_PLACED_AXES = 2
@@ -122,22 +123,17 @@ def _add_maxima_and_places(context: Any, node: Any, inputs: Any, count: int) -> 
         axes = x.rank - count
         x = mb.slice_by_index(x=x, begin=[0] * x.rank, end=[0] * axes + kept,
                               end_mask=[True] * axes + [False] * count)
-    places = [size // window for size, window in zip(kept, kernel, strict=True)]
-    pairs = [number for pair in zip(places, kernel, strict=True) for number in pair]
+    counts = [size // window for size, window in zip(kept, kernel, strict=True)]
+    pairs = [number for pair in zip(counts, kernel, strict=True) for number in pair]
     order = [0, *range(1, 2 * count, 2), *range(2, 2 * count + 1, 2)]
     windows = mb.transpose(x=mb.reshape(x=x, shape=[-1, *pairs]), perm=order)
-    windows = mb.reshape(x=windows, shape=[-1, *places, math.prod(kernel)])
+    windows = mb.reshape(x=windows, shape=[-1, *counts, math.prod(kernel)])
     index = mb.reduce_argmax(x=windows, axis=-1, keep_dims=False)
-    # from the place within a window to that in the image: those of the windows' first elements, and within them
-    starts = np.zeros(places, np.int32)
-    row = np.arange(math.prod(kernel), dtype=np.int32)
-    inside = row
-    if count == _MAX_PLACED_AXES:
-        starts += (np.arange(places[0], dtype=np.int32) * kernel[0] * width)[:, None]
-        inside = row // kernel[1] * width + row % kernel[1]
-    starts += np.arange(places[-1], dtype=np.int32) * kernel[-1]
-    index = mb.add(x=mb.gather(x=inside, indices=index, axis=0), y=starts[None])
-    shape = to_size_vector([*lead, *places])
+    # the place of a window's first element in the image, and how far each of its elements is from that
+    first = _list_places([range(0, size, window) for size, window in zip(kept, kernel, strict=True)], width)
+    distances = _list_places([range(window) for window in kernel], width).reshape(-1)
+    index = mb.add(x=mb.gather(x=distances, indices=index, axis=0), y=first[None])
+    shape = to_size_vector([*lead, *counts])
     maxima = mb.reshape(x=mb.reduce_max(x=windows, axes=[-1], keep_dims=False), shape=shape, name=node.name)
     index = mb.reshape(x=index, shape=shape)
     if len(node.outputs) > 1:
@@ -145,6 +141,12 @@ def _add_maxima_and_places(context: Any, node: Any, inputs: Any, count: int) -> 
         context.add(index, torch_name=node.outputs[1])
     else:
         context.add((maxima, index), torch_name=node.name)
+
+
+def _list_places(axes: list[range], width: int) -> NDArray[np.int32]:
+    """Return the places of the elements at these indices of each axis, in an image of `width` columns."""
+    indices = np.ix_(*axes)
+    return np.asarray(indices[-1] + (indices[0] * width if len(axes) > 1 else 0), np.int32)
 
 
 @PATCH.op("max_unpool2d")

@@ -23,6 +23,7 @@ from coremltools.converters.mil.mil.ops.defs._utils import solve_slice_by_index_
 from ...passes.severity import Severity
 from ..contract import Patch
 from ..lowering import (
+    MAX_RANK,
     add_result,
     bind_arguments,
     broadcast_to,
@@ -37,9 +38,6 @@ PATCH = Patch(code="TORCH163", severity=Severity.WRONG,
               title="`view(())` silently keeps the dimensions of its operand; `expand` fails or loses sizes beside "
                     "flexible ones; `broadcast_to` is not implemented",
               upstream=("none known",))
-
-_MAX_RANK = 5
-"The most axes of a tensor in MIL; `lower_rank` removes more."
 
 
 @PATCH.probe
@@ -121,7 +119,7 @@ def _find_exported_sizes(node: Any, size: Any) -> list[int]:
     """
     known = getattr((getattr(node, "meta", None) or {}).get("val"), "shape", ())
     sizes = [each if isinstance(each, int) else -1 for each in known]
-    is_high = isinstance(size, list) and len(size) == len(sizes) > _MAX_RANK
+    is_high = isinstance(size, list) and len(size) == len(sizes) > MAX_RANK
     return sizes if is_high and sizes.count(-1) == 1 else []
 
 
