@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -127,6 +127,7 @@ class IntCasts(BlockRewrite):
             reason="a cast in it",
             x=(2, 3),
         )
+        yield make_example("read by a loop", _build_counted_loop, reason="'steps' is read by a nested block", x=(2, 3))
         yield make_example("plain", lambda x: Builder.relu(x=x, name="y"), reason="", x=(2, 3))
 
 
@@ -152,13 +153,16 @@ def _is_computed_int32(var: Var) -> bool:
     return not is_const(var) and not types.is_list(var.sym_type) and get_type_info(var).dtype == types.int32
 
 
-def _find_fp16_obstacle(members: Iterable[Operation]) -> str | None:
+def _find_fp16_obstacle(members: Collection[Operation]) -> str | None:
     """Return why the chain cannot be computed in fp16, or None where every integer of it is exact in fp16."""
+    own = set(members)
     ranges: dict[Var, _IntegerRange] = {}
     for op in members:
         for var in op.outputs:
             if _is_computed_int32(var) and (var.consuming_blocks or not get_consumers(var)):
                 return f"its integers are the output '{var.name}'"
+            if _is_computed_int32(var) and not own.issuperset(get_consumers(var)):
+                return f"'{var.name}' is read by a nested block"
         bounds = _compute_range(op, ranges)
         if isinstance(bounds, str):
             return bounds
@@ -254,6 +258,15 @@ def _make_count_example(name: str, compute: Callable[[Var], Var], **settings: An
         return Builder.cast(x=compute(numbers), dtype="fp16", name="y")
 
     return make_example(name, build_body, x=(2, 3), **settings)
+
+
+def _build_counted_loop(x: Var) -> Any:
+    positive = Builder.cast(x=Builder.greater(x=Builder.reduce_max(x=x), y=np.float16(0)), dtype="int32")
+    steps = Builder.add(x=positive, y=np.int32(1), name="steps")
+    _, doubled = Builder.while_loop(
+        _cond=lambda step, _: Builder.less(x=step, y=steps), loop_vars=(np.int32(0), x),
+        _body=lambda step, y: (Builder.add(x=step, y=np.int32(1)), Builder.add(x=y, y=y)))
+    return Builder.identity(x=doubled, name="y")
 
 
 def _build_masked_integers(i: Var) -> Any:
