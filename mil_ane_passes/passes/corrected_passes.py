@@ -107,11 +107,14 @@ def _fuse_linear_bias(host: Callable[..., Any], linear: Operation, add: Operatio
 def _fuse_conv_bias(host: Callable[..., Any], conv: Operation, add: Operation) -> bool:
     """A constant that is subtracted from a convolution is not negated in place, which changes the torch module and all
     other ops that read it; a scalar is not added to a grouped transposed convolution without a bias, which fails; a
-    constant of higher rank, with which the result silently loses dimensions, is added after an expand_dims."""
+    constant of higher rank, with which the result silently loses dimensions, is added after an expand_dims; one of
+    several channels is not fused with a convolution to one channel, which fails."""
     if _raise_rank(conv, add):
         return False
     bias = add.y if add.op_type == "sub" or add.x.val is None else add.x
-    if bias.val is None or _is_grouped_transposed(conv) and conv.bias is None and np.size(bias.val) == 1:
+    if bias.val is None or np.size(bias.val) not in (1, conv.outputs[0].shape[1]):
+        return False
+    if _is_grouped_transposed(conv) and conv.bias is None and np.size(bias.val) == 1:
         return False
     held = get_typed_value(bias)
     try:
@@ -134,6 +137,15 @@ def _fuse_transposed_conv_bias(host: Callable[..., Any], conv: Operation, block:
                 for op in added for var in (op.x, op.y))
     raised = [_raise_rank(moved, op) for moved in transposed for op in moved.outputs[0].child_ops if op in added]
     return not short and not any(raised) and bool(host(conv, block))
+
+
+@_correct("fuse_elementwise_to_batchnorm", "_try_to_transform")
+def _fuse_batch_norm(host: Callable[..., Any], mul: Operation, add: Operation, block: Block) -> bool:
+    """A product and a sum that make several channels of one, which become a normalization of one channel by several
+    values, and those whose constants differ in size are kept."""
+    constants = [var for op in (mul, add) for var in (op.x, op.y) if var.val is not None]
+    channels = next((var.shape[1] for var in (mul.x, mul.y) if var.val is None and var.rank > 1), None)
+    return all(np.size(var.val) == channels for var in constants) and bool(host(mul, add, block))
 
 
 @_correct("fuse_conv_scale", "_try_to_transform")

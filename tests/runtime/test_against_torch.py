@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from coremltools.converters.mil.mil import Builder as mb
 
+import mil_ane_passes as ane
 from tests.runtime.helpers import Array, close, draw, run, same_bits
 
 X = draw(0, 2, 4, 9, 8)
@@ -84,6 +85,15 @@ def test_norms() -> None:
     close(
         ours(lambda x: mb.layer_norm(x=x, axes=[-2, -1], epsilon=1e-3), X), F.layer_norm(t(X), X.shape[-2:], eps=1e-3)
     )
+
+
+def test_parameters_of_another_number_of_channels_are_rejected() -> None:
+    """torch rejects them, too; coremltools accepts any."""
+    one, four = draw(1, 1), np.abs(draw(2, 4)) + 0.1
+    with pytest.raises(ane.InputError, match=r"batch_norm .*: mean has 4 values; expected 1, one for each channel of x"):
+        ours(lambda x: mb.batch_norm(x=x, mean=four, variance=four), X[:, :1])
+    with pytest.raises(ane.InputError, match=r"instance_norm .*: beta has 1 value; expected 4"):
+        ours(lambda x: mb.instance_norm(x=x, gamma=four, beta=one), X)
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])

@@ -7,35 +7,41 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from ...utils.text_format import format_count
 from ..numeric import canonicalize_layout
 from ..registry import register_kernel
 from .reduction import reduce_over
 
 
-def _apply_scale(y: torch.Tensor, ins: Any, shape: list[int]) -> torch.Tensor:
-    """Compute `y * gamma + beta` in place, both optional and reshaped to `shape`."""
-    gamma, beta = ins.get("gamma"), ins.get("beta")
-    if gamma is not None:
-        y.mul_(gamma.reshape(shape))
-    return y if beta is None else y.add_(beta.reshape(shape))
-
-
-@register_kernel("batch_norm")
-def batch_norm(op: Any, ins: Any) -> torch.Tensor:
-    x = ins["x"]
-    mean, deviation, gamma, beta = ins.memo(x.dim(), lambda: _shape_batch_norm(ins, x.dim()))
-    y = (x - mean).div_(deviation)
+def _scale_channels(y: torch.Tensor, gamma: torch.Tensor | None, beta: torch.Tensor | None) -> torch.Tensor:
+    """Compute `y * gamma + beta` in place, both optional."""
     if gamma is not None:
         y.mul_(gamma)
     return y if beta is None else y.add_(beta)
 
 
-def _shape_batch_norm(ins: Any, rank: int) -> list[torch.Tensor | None]:
-    """Return mean, deviation, gamma and beta, which are constants of one value per channel, for an input of `rank`."""
-    shape = [1, -1] + [1] * (rank - 2)
-    deviation = torch.sqrt(ins["variance"] + ins["epsilon"])
-    parameters = ins["mean"], deviation, ins.get("gamma"), ins.get("beta")
-    return [None if each is None else each.reshape(shape) for each in parameters]
+def _shape_parameters(ins: Any, x: torch.Tensor, *names: str) -> dict[str, torch.Tensor]:
+    """Return those of `names` that are given, one value for each channel of `x`, with their axis at the channels."""
+    found = {name: ins[name] for name in names if ins.has(name)}
+    for name, value in found.items():
+        if value.numel() != x.shape[1]:
+            raise ValueError(f"{name} has {format_count(value.numel(), 'value')}; expected {x.shape[1]}, one for each "
+                             "channel of x")
+    return {name: value.reshape([-1] + [1] * (x.dim() - 2)) for name, value in found.items()}
+
+
+@register_kernel("batch_norm")
+def batch_norm(op: Any, ins: Any) -> torch.Tensor:
+    x = ins["x"]
+    mean, deviation, gamma, beta = ins.memo((x.dim(), x.shape[1]), lambda: _shape_batch_norm(ins, x))
+    return _scale_channels((x - mean).div_(deviation), gamma, beta)
+
+
+def _shape_batch_norm(ins: Any, x: torch.Tensor) -> list[Any]:
+    """Return mean, deviation, gamma and beta, which are constants."""
+    shaped = _shape_parameters(ins, x, "mean", "variance", "gamma", "beta")
+    deviation = torch.sqrt(shaped["variance"] + ins["epsilon"])
+    return [shaped["mean"], deviation, shaped.get("gamma"), shaped.get("beta")]
 
 
 def _normalize_over(x: torch.Tensor, axes: list[int], epsilon: torch.Tensor) -> torch.Tensor:
@@ -55,7 +61,8 @@ def _compute_mean(rows: torch.Tensor) -> torch.Tensor:
 def instance_norm(op: Any, ins: Any) -> torch.Tensor:
     x = ins["x"]
     axes = list(range(2, x.dim()))
-    return _apply_scale(_normalize_over(x, axes, ins["epsilon"]), ins, [1, -1] + [1] * len(axes))
+    shaped = _shape_parameters(ins, x, "gamma", "beta")
+    return _scale_channels(_normalize_over(x, axes, ins["epsilon"]), shaped.get("gamma"), shaped.get("beta"))
 
 
 @register_kernel("layer_norm")

@@ -3,7 +3,8 @@
 Among them are `W @ x + b`, whose bias is added to the other axis, a grouped transposed convolution before a BatchNorm
 or a product, whose channels are exchanged, and `conv(x) - buffer`, as of `BatchNorm2d(affine=False)`, which negates the
 buffer of the user's own module. `nn.Linear(n, 1)(x) + 2.0` fails, and a constant of higher rank that is added to a
-linear or a convolution silently loses dimensions. A float that is cast to an integer and then to a bool keeps its
+linear or a convolution silently loses dimensions. `x * k + b` of one channel and constants of several becomes a
+normalization of one channel. A float that is cast to an integer and then to a bool keeps its
 fraction, so that 0.4 is true. Our pipelines run corrected passes; this patch corrects them in other pipelines.
 """
 
@@ -23,8 +24,9 @@ from ...passes.severity import Severity
 from ..contract import Patch, describe_fault
 
 PATCH = Patch(code="TORCH195", severity=Severity.WRONG,
-              title="fusions miscompile `W @ x + b` and grouped transposed convolutions before a BatchNorm or a scale, "
-                    "`conv(x) - buffer` changes the module, `stack` before `chunk` and two paddings fail",
+              title="fusions miscompile `W @ x + b`, `x * k + b` of one channel, and grouped transposed convolutions before a "
+                    "BatchNorm or a scale, `conv(x) - buffer` changes the module, `stack` before `chunk` and two paddings "
+                    "fail",
               upstream=("https://github.com/apple/coremltools/pull/2801",))
 
 for _name, _method, _function in iterate_corrections():
@@ -43,9 +45,10 @@ def probe() -> str | None:
         expected = list(Runtime(program)(feeds).values())
         try:
             PASS_REGISTRY[f"common::{name}"](program)
+            found = list(Runtime(program)(feeds).values())
         except Exception as error:
             return f"fails: {name}: {describe_fault(error)}"
-        if not all(map(np.allclose, Runtime(program)(feeds).values(), expected)):
+        if not all(map(np.allclose, found, expected)):
             return f"silently miscompiled: {name}"
     return None
 
@@ -66,4 +69,6 @@ def _iterate_examples() -> Iterator[tuple[str, tuple[int, ...], Callable[[Var], 
     yield "fuse_conv_scale", (1, 4, 3), lambda x: mb.mul(x=convolve(x), y=scale.reshape(8, 1))
     yield "fuse_conv_batchnorm", (1, 4, 3), lambda x: mb.batch_norm(
         x=convolve(x), mean=scale, variance=scale + 1, gamma=scale, beta=scale)
+    yield "fuse_elementwise_to_batchnorm", (1, 1, 2, 2), lambda x: mb.add(
+        x=mb.mul(x=x, y=scale.reshape(8, 1, 1)), y=scale.reshape(8, 1, 1))
     yield "fuse_stack_split", (2, 3), subtract_parts

@@ -86,8 +86,13 @@ class _Links:
         return array
 
     def make_constant(self, x: Var, positive: bool = False) -> Any:
-        """Make a constant that broadcasts with `x`: a number, of its channels, of its last axis, of its shape, ..."""
+        """Make a constant that broadcasts with `x`: a number, of its channels, of its last axis, of its shape, ...
+
+        In some, axes of one element are larger, so that the result is larger than `x`.
+        """
         shape = tuple(x.shape)
+        if self.chance(0.2) and np.prod(shape) < 200:
+            shape = tuple(self.pick(1, 2, 3) if size == 1 else size for size in shape)
         channels = shape[1:2] + (1,) * (x.rank - 2)
         drawn = self.make_array(self.pick(
             (), (1,), channels, (1, *channels), shape[-1:], shape,

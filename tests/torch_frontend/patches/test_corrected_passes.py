@@ -59,6 +59,8 @@ MODELS: dict[str, tuple[nn.Module | Callable[..., Any], torch.Tensor]] = {
     "grouped transposed, plus a number": (lambda x: nn.functional.conv_transpose2d(x, KERNEL, groups=2) + 2.0, IMAGE),
     "normalized without gamma": (normalized(nn.Conv2d(4, 8, 2), nn.BatchNorm2d(8, affine=False)), IMAGE),
     "minus a shared buffer": (Subtracted().eval(), IMAGE),
+    "one channel times and plus channels": (lambda x: torch.tanh(x[:, :1] * CHANNELS + CHANNELS.flip(0)), IMAGE),
+    "one channel plus channels": (lambda x: nn.functional.conv2d(x, KERNEL[:1]) + CHANNELS, IMAGE),
     "stack and chunk": (subtract_chunks, IMAGE),
     "a padding as output": (pad_twice, IMAGE),
 }
