@@ -1195,6 +1195,11 @@ add_case(
 )
 add_case("vector products consts and whole numbers",
     lambda x: (x * 9).int() @ torch.arange(16, dtype=torch.int32).reshape(4, 4), VECTOR_PRODUCTS_X)
+add_case("vector products linear of a vector", lambda x, v: (
+    torch.nn.functional.linear(x, v), torch.nn.functional.linear(x, torch.arange(4.)),
+    torch.nn.functional.linear(v, v, torch.tensor(0.5)), torch.nn.functional.linear(v, x[0]),
+    torch.nn.functional.linear(v, torch.arange(8.).view(2, 4), torch.tensor([1., 2.]))),
+    VECTOR_PRODUCTS_X, VECTOR_PRODUCTS_V)
 add_case(
     "vector products a flexible batch",
     lambda x, v: x @ v + v @ x,
