@@ -38,8 +38,8 @@ _converted_nodes: ContextVar[dict[str, Any] | None] = ContextVar("mil_ane_passes
 _converted_model: ContextVar[tuple[Any, Any] | None] = ContextVar("mil_ane_passes_model", default=None)
 "The torch model that is converted, and the user's inputs."
 
-_ADVICE_IN_PASS = ("try compute_precision=coremltools.precision.FLOAT32 or a pass_pipeline without this pass, or use "
-                   "other ops in that part of the model")
+_ADVICE_IN_PASS = ("use a pass_pipeline without this pass, other ops in that part of the model, or, in a conversion to "
+                   "float16, compute_precision=coremltools.precision.FLOAT32")
 _ADVICE_IN_TORCH_PASS = ("use minimum_deployment_target=coremltools.target.iOS17 or newer, fixed input sizes, or a "
                          "constant scale_factor instead of a computed size, or other ops in that part of the model")
 _NAMES_PASS = "common::dedup_op_and_var_names"

@@ -226,7 +226,7 @@ def test_a_pass_that_fails_is_named_with_the_op_it_was_at(monkeypatch):
     name = "common::const_elimination"
     monkeypatch.setattr(type(PASS_REGISTRY[name]), "apply", apply)
     with pytest.raises(NotConverted, match=r"^op 'relu' in inner \(.*py:\d+\): the pass 'common::const_elimination' "
-                                           r"fails: KeyError: 'gone'; try compute_precision") as refused:
+                                           r"fails: KeyError: 'gone'; use a pass_pipeline") as refused:
         converted(captured(Outer(torch.relu).eval(), [V], "trace"), V)
     assert isinstance(refused.value.__cause__, KeyError)
 
