@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any
 
 from ..utils.errors import InputError
@@ -16,7 +17,7 @@ DEFAULT_MAX_GROWTH = 0.01
 def check_max_growth(share: Any) -> float | None:
     """Check a share such as 0.01; None means no limit. Raises InputError for anything else."""
     if share is not None and (
-            isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share < float("inf")):
+            isinstance(share, bool) or not isinstance(share, Real) or not 0 <= float(share) < float("inf")):
         raise InputError(f"max_growth is {share!r}; expected a share such as 0.01 (one percent), or None: no limit")
     return None if share is None else float(share)
 

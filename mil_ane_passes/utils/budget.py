@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from numbers import Integral, Real
 from typing import Any
 
 from .byte_size import parse_byte_size
@@ -82,8 +83,8 @@ def share_budget(
 
     Raises InputError for limits that are not positive numbers.
     """
-    _check_limit("max_steps", max_steps, int)
-    _check_limit("max_seconds", max_seconds, (int, float))
+    _check_limit("max_steps", max_steps, Integral)
+    _check_limit("max_seconds", max_seconds, Real)
     most = None if max_memory is None else parse_byte_size(max_memory, "max_memory")
     budget = Budget(max_steps, max_seconds, progress, most)
     token = _active_budget.set(budget)
@@ -93,11 +94,11 @@ def share_budget(
         _active_budget.reset(token)
 
 
-def _check_limit(name: str, given: Any, kinds: Any) -> None:
+def _check_limit(name: str, given: Any, kind: Any) -> None:
     """Raise InputError for a limit that is neither None nor a number above 0."""
     if given is None:
         return
-    if isinstance(given, bool) or not isinstance(given, kinds) or not given > 0:
-        kind = "a whole number" if kinds is int else "a number of seconds"
-        raise InputError(f"{format_option(name)}{choose_spelling(' ', '')}{given}: expected {kind} above 0, or "
+    if isinstance(given, bool) or not isinstance(given, kind) or not given > 0:
+        expected = "a whole number" if kind is Integral else "a number of seconds"
+        raise InputError(f"{format_option(name)}{choose_spelling(' ', '')}{given}: expected {expected} above 0, or "
                          f"{choose_spelling('none', 'None')} for no limit")

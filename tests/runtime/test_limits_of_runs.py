@@ -69,7 +69,7 @@ def test_a_loop_is_stopped_after_its_steps() -> None:
         Runtime(loop(0))(X)
     assert "while_loop '" in str(reached.value) and "still running after 50 loop steps" in str(reached.value)
     assert "max_steps=" in str(reached.value)
-    with share_budget(max_steps=50):
+    with share_budget(max_steps=np.int64(50), max_seconds=np.float32(60)):
         Runtime(loop(1, 50))(X)
     with share_budget(max_steps=49), pytest.raises(ane.LimitReached):
         Runtime(loop(1, 50))(X)
