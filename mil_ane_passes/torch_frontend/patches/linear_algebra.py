@@ -3,7 +3,8 @@
 Core ML has no op for determinants, inverses, factorizations or Bessel functions. Models apply them to weights, such as
 the determinant of an invertible convolution (Glow) or the exponential of a skew matrix (orthogonal parametrizations).
 Equations whose matrix is constant, such as those of a normal distribution with a covariance, are products by its
-inverse.
+inverse. Those of a triangular matrix that the model computes, as in gated delta rules (Qwen3-Next), are products by
+powers of its part beside the diagonal.
 """
 
 from __future__ import annotations
@@ -15,11 +16,21 @@ from typing import Any
 import numpy as np
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var
+from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
 from ..contract import Patch
 from ..decomposition import resolve_torch_call
 from ..errors import NotConverted
-from ..lowering import add_result, add_results, is_constant, name_result, to_tensor
+from ..lowering import (
+    add_result,
+    add_results,
+    cast_to,
+    is_constant,
+    name_result,
+    promote_operands,
+    to_python,
+    to_tensor,
+)
 from ..probes import is_lowered_by_coremltools
 
 PATCH = Patch(code="TORCH192",
@@ -50,7 +61,10 @@ def compute_by_torch(context: Any, node: Any) -> None:
     import torch
 
     op, arguments, keywords = resolve_torch_call(context, node)
-    if (made := _solve_by_inverse(node, op, arguments, keywords)) is not None:
+    made = _solve_by_inverse(node, op, arguments, keywords)
+    if made is None and node.kind == "linalg_solve_triangular" and not is_constant(arguments[0]):
+        made = _solve_by_powers(node, *arguments, **keywords)
+    if made is not None:
         add_result(context, node, name_result(made, node))
         return
     if not all(map(is_constant, (*arguments, *keywords.values()))):
@@ -95,6 +109,33 @@ def _solve_by_inverse(node: Any, op: Any, arguments: Sequence[Any], keywords: Ma
     from_left = bool(named.get("left", options[0] if node.kind == "linalg_solve" and options else True))
     inverse = to_tensor(inverse)
     return mb.matmul(x=inverse, y=sides) if from_left else mb.matmul(x=sides, y=inverse)
+
+
+def _solve_by_powers(node: Any, matrix: Var, sides: Var, *options: Any, **named: Any) -> Var:
+    """Build the solution of equations with a computed triangular matrix of n rows: of `matrix @ result = sides`.
+
+    The matrix is D (I + M), with the diagonal D, and the powers of M are 0 from M^n on. So the inverse of I + M is
+    (I - M) (I + M^2) (I + M^4) ...: 2 log2(n) products of matrices. Their error grows with the powers of M, where those
+    are large faster than that of the substitution in torch. From the right the matrix is (I + M) D.
+    """
+    upper, left, unitriangular = (
+        bool(to_python(options[place] if place < len(options) else named.get(name, default), node, name))
+        for place, (name, default) in enumerate({"upper": False, "left": True, "unitriangular": False}.items()))
+    size = matrix.shape[-1]
+    if is_symbolic(size):
+        raise NotConverted.at(node, "solves equations with a matrix of a flexible size", "fix this size")
+    matrix, sides = promote_operands(matrix, sides)
+    diagonal, beside = np.eye(size, dtype=np.float32), np.tri(size, k=-1, dtype=np.float32)
+    power = mb.mul(x=matrix, y=cast_to(to_tensor(beside.T if upper else beside), matrix.dtype))
+    if not unitriangular:
+        scale = mb.reduce_sum(x=mb.mul(x=matrix, y=cast_to(to_tensor(diagonal), matrix.dtype)),
+                              axes=[-1 if left else -2], keep_dims=True)
+        power, sides = mb.real_div(x=power, y=scale), mb.real_div(x=sides, y=scale)
+    power = mb.mul(x=power, y=cast_to(to_tensor(-1.0), power.dtype))
+    for step in range(max((size - 1).bit_length(), 1)):
+        power = mb.matmul(x=power, y=power) if step else power
+        sides = mb.add(x=sides, y=mb.matmul(x=power, y=sides) if left else mb.matmul(x=sides, y=power))
+    return sides
 
 
 def _to_torch(value: Any) -> Any:

@@ -62,6 +62,29 @@ def test_equations_with_a_constant_matrix(function: Callable[[torch.Tensor], tor
     check(function, X, frontend=frontend, atol=1e-5)
 
 
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+@pytest.mark.parametrize("size", [1, 2, 5, 64])
+@pytest.mark.parametrize("upper, left, unitriangular", [
+    (False, True, True), (False, True, False), (True, True, False), (True, False, True), (False, False, False)])
+def test_equations_with_a_computed_triangular_matrix(
+    upper: bool, left: bool, unitriangular: bool, size: int, frontend: str
+) -> None:
+    """What is beside the triangle, and the diagonal of a unit triangle, is not read."""
+    def solve(matrix: torch.Tensor, sides: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.solve_triangular(
+            matrix * 0.2 + torch.eye(size), sides, upper=upper, left=left, unitriangular=unitriangular)
+
+    random = torch.Generator().manual_seed(0)
+    check(solve, torch.rand(2, size, size, generator=random), torch.randn(1, size, size, generator=random),
+          frontend=frontend, atol=1e-4)
+
+
+def test_equations_with_a_matrix_of_flexible_size_are_refused() -> None:
+    with pytest.raises(NotConverted, match="solves equations with a matrix of a flexible size; fix this size"):
+        convert(lambda x: torch.linalg.solve_triangular(x @ x.T, x, upper=False), [X], flexible=[0])
+
+
 def test_the_density_of_a_normal_distribution() -> None:
     normal = torch.distributions.MultivariateNormal(torch.arange(3.0), covariance_matrix=MATRIX @ MATRIX.T)
     check(lambda x: normal.log_prob(x), X, atol=1e-5)
