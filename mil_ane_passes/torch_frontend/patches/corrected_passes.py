@@ -25,7 +25,7 @@ from ..contract import Patch, describe_fault
 
 PATCH = Patch(code="TORCH195", severity=Severity.WRONG,
               title="fusions miscompile `W @ x + b`, `x * k + b` of one channel and grouped transposed convolutions "
-                    "before a scale, `conv(x) - buffer` changes the module, `stack` before `chunk` and two paddings fail",
+                    "before a scale, `conv(x) - buffer` changes the module, `stack` before `chunk` and paddings fail",
               upstream=("https://github.com/apple/coremltools/pull/2801",))
 
 for _name, _method, _function in iterate_corrections():
