@@ -7,13 +7,13 @@ coremltools treats as a plain one, is such a product where it makes the image sm
 one constant gather for each axis. Nearest and linear resizes by a scale that rounds a size (9 to 15 by 1.7) are treated
 alike: torch goes by the scale, where Core ML's ops go by the ratio of the sizes. Where that may matter and the size is
 flexible, the neighbors of each element are gathered at indices computed in integer arithmetic; a resize for which that
-is impossible (a scale of 0.29) is rejected. Nearest and linear resizes of flexible sizes to a fixed size, or of any
-size to the size of another value, are lookups by computed indices and `resize`.
+is impossible (a scale of 0.29) is rejected. Resizes of flexible sizes to a fixed size, or of any size to the size of
+another value, are lookups by computed indices and, if linear, `resize`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -60,6 +60,10 @@ _MAX_EXTENT = 1 << 14
 "The largest size at which a scale is compared with its fraction; products of indices stay below 2**31."
 _BLOCK = 1024
 "Elements of a block, for indices that int32 products would overflow."
+_CUBIC_WEIGHTS = np.array([[0, -0.75, 1.5, -0.75], [1, 0, -2.25, 1.25], [0, 0.75, 1.5, -1.25], [0, 0, -0.75, 0.75]],
+                          np.float32)
+"""The weights of the two elements before and the two behind a source, at t between the inner ones: polynomials of t,
+from the constant term on, of torch's cubic convolution (a = -0.75)."""
 _NEAREST_KINDS = (
     "_upsample_nearest_exact1d",
     "_upsample_nearest_exact2d",
@@ -92,6 +96,10 @@ def lower_linear_resize(context: Any, node: Any) -> None:
             made := _resize_by_fractions(context, node, x, axes)) is not None:
         add_result(context, node, name_result(made, node))
         return
+    if kind == "upsample_bicubic2d" and (any(map(is_symbolic, x.shape[2:])) or _is_size_computed(context, node)):
+        if (computed := _read_computed_sizes(context, node, axes, 3)) is not None:
+            add_result(context, node, name_result(_resize_cubic(x, computed, corners), node))
+            return
     for axis, (size, scale) in zip(axes, _read_target_sizes(context, node, x, axes, 3), strict=True):
         x = _multiply_along_axis(x, _make_resize_matrix(kind, x.shape[axis], size, scale, corners), axis)
     add_result(context, node, name_result(x, node))
@@ -227,29 +235,55 @@ def _interpolate_along_axis(x: Var, axis: int, places: Var, extent: Var, fractio
     """Build the sum of the two or four neighbors of each source, with weights that its remainder selects."""
     p, q = fraction.as_integer_ratio()
     t = np.arange(2 * p) / (2 * p)
-    weights = [_weigh_cubic(t + 1, True), _weigh_cubic(t, False), _weigh_cubic(1 - t, False),
-               _weigh_cubic(2 - t, True)] if cubic else [1 - t, t]
+    weights = list(_CUBIC_WEIGHTS @ np.stack([t ** 0, t, t ** 2, t ** 3])) if cubic else [1 - t, t]
     source = mb.add(x=mb.mul(x=places, y=np.int32(2 * q)), y=np.int32(q + p))  # one element further, so not negative
     if not cubic:
         source = mb.maximum(x=source, y=np.int32(2 * p))
     after, rest = mb.floor_div(x=source, y=np.int32(2 * p)), mb.mod(x=source, y=np.int32(2 * p))
+    return _sum_neighbors(x, axis, after, extent, [
+        mb.gather(x=table.astype(np.float32), indices=rest, axis=0) for table in weights])
+
+
+def _resize_cubic(x: Var, sizes: list[Var], corners: bool) -> Var:
+    """Build a bicubic resize of the rows and columns of `x` to computed sizes.
+
+    The source of element i is (2i + 1) * extent / (2 * size) - 1 / 2, or i * (extent - 1) / (size - 1) for aligned
+    corners, in integers. Products stay below 2^31 for sizes up to 2^15.
+    """
+    for axis, size in enumerate(sizes, start=2):
+        extent = mb.gather(x=mb.shape(x=x), indices=axis, axis=0)
+        places = mb.range_1d(start=np.int32(0), end=size, step=np.int32(1))
+        if corners:
+            numerator = mb.mul(x=places, y=mb.sub(x=extent, y=np.int32(1)))
+            denominator = mb.maximum(x=mb.sub(x=size, y=np.int32(1)), y=np.int32(1))
+        else:
+            doubled = mb.add(x=mb.mul(x=places, y=np.int32(2)), y=np.int32(1))
+            numerator = mb.sub(x=mb.mul(x=doubled, y=extent), y=size)
+            denominator = mb.mul(x=size, y=np.int32(2))
+        source = mb.add(x=numerator, y=denominator)  # one element further, so not negative
+        after, rest = mb.floor_div(x=source, y=denominator), mb.mod(x=source, y=denominator)
+        t = mb.real_div(x=mb.cast(x=rest, dtype="fp32"), y=mb.cast(x=denominator, dtype="fp32"))
+        square = mb.mul(x=t, y=t)
+        powers = mb.stack(values=[t, square, mb.mul(x=square, y=t)], axis=0)
+        weights = mb.add(x=mb.matmul(x=_CUBIC_WEIGHTS[:, 1:], y=powers), y=_CUBIC_WEIGHTS[:, :1])
+        x = _sum_neighbors(x, axis, after, extent, [
+            mb.squeeze(x=weight, axes=[0]) for weight in mb.split(x=weights, num_splits=4, axis=0)])
+    return x
+
+
+def _sum_neighbors(x: Var, axis: int, after: Var, extent: Var, weights: Sequence[Var]) -> Var:
+    """Build the sum of the two or four neighbors of each source along an axis by the weights of each.
+
+    `after` is the place of the first neighbor behind the source; places outside are those of the border.
+    """
     last, total = mb.sub(x=extent, y=np.int32(1)), None
-    for number, table in enumerate(weights, start=-2 if cubic else -1):
+    for number, weight in enumerate(weights, start=-(len(weights) // 2)):
         place = mb.minimum(x=mb.maximum(x=mb.add(x=after, y=np.int32(number)), y=np.int32(0)), y=last)
-        weight = mb.gather(x=table.astype(np.float32), indices=rest, axis=0)
         if axis < x.rank - 1:
             weight = mb.expand_dims(x=weight, axes=list(range(1, x.rank - axis)))
         part = mb.mul(x=mb.gather(x=x, indices=place, axis=axis), y=weight)
         total = part if total is None else mb.add(x=total, y=part)
     return total
-
-
-def _weigh_cubic(distance: Any, outer: bool) -> Any:
-    """Weigh a neighbor by its distance from the source, as torch does: a = -0.75."""
-    a = -0.75
-    if outer:
-        return ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
-    return ((a + 2) * distance - (a + 3)) * distance * distance + 1
 
 
 def _find_exact_fraction(scale: float) -> Fraction | None:
@@ -267,15 +301,9 @@ def _find_exact_fraction(scale: float) -> Fraction | None:
 def _resize_to_size(context: Any, node: Any, x: Var, axes: range, corners: bool) -> Var | None:
     """Build a resize of a flexible image or sequence to the sizes of the node; None if it has scales."""
     linear = node.kind.startswith(_CORNER_KINDS)
-    place = 3 if linear else 2
-    given = bind_arguments(context, node, _FIRST_INPUTS[place]).output_size
-    scales = _read_scales(context, node, axes, place)
-    if given is None or scales is not None and any(scale is not None for scale in scales):
+    sizes = _read_computed_sizes(context, node, axes, 3 if linear else 2)
+    if sizes is None:
         return None
-    if isinstance(given, Var):
-        given = [mb.gather(x=given, indices=number, axis=0) for number in range(len(axes))]
-    sizes = [mb.cast(x=size, dtype="int32") if isinstance(size, Var) else mb.const(val=np.int32(size))
-             for size in given]
     image = x if len(axes) == 2 else mb.expand_dims(x=x, axes=[3])
     if linear and not is_current_opset_version_compatible_with(ct.target.iOS17) and any(
             size.val is None for size in sizes):
@@ -283,6 +311,18 @@ def _resize_to_size(context: Any, node: Any, x: Var, axes: range, corners: bool)
     sizes += [mb.const(val=np.int32(1))] * (2 - len(axes))
     made = _resize_linear(image, sizes, corners) if linear else _resize_nearest(image, sizes)
     return made if len(axes) == 2 else mb.squeeze(x=made, axes=[3])
+
+
+def _read_computed_sizes(context: Any, node: Any, axes: range, place: int) -> list[Var] | None:
+    """Read the size of each axis as a Var; None if the node has scales. `place` is that of the first scale."""
+    given = bind_arguments(context, node, _FIRST_INPUTS[place]).output_size
+    scales = _read_scales(context, node, axes, place)
+    if given is None or scales is not None and any(scale is not None for scale in scales):
+        return None
+    if isinstance(given, Var):
+        given = [mb.gather(x=given, indices=number, axis=0) for number in range(len(axes))]
+    return [mb.cast(x=size, dtype="int32") if isinstance(size, Var) else mb.const(val=np.int32(size))
+            for size in given]
 
 
 def _resize_linear(x: Var, sizes: list[Var], corners: bool) -> Var:

@@ -169,7 +169,7 @@ def test_nearest_elements_are_selected_without_overflow(extent: int, size: int) 
 
 
 @pytest.mark.parametrize("frontend", ["trace", "export"])
-@pytest.mark.parametrize("mode", ["nearest", "bilinear"])
+@pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])
 def test_an_image_of_flexible_size_takes_a_fixed_one(mode: str, frontend: str) -> None:
     check(lambda x: interpolate(x, size=(9, 20), mode=mode), torch.randn(1, 2, 8, 12), frontend=frontend,
           flexible=[2, 3], at=[(torch.randn(1, 2, 31, 5),)])
@@ -191,7 +191,7 @@ def test_a_linear_resize_to_a_computed_size_needs_ios17() -> None:
 
 
 @pytest.mark.parametrize("frontend", ["trace", "export"])
-@pytest.mark.parametrize("mode", ["nearest", "bilinear"])
+@pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])
 def test_a_constant_table_takes_the_size_of_a_flexible_image(mode: str, frontend: str) -> None:
     """As the position embeddings of vision transformers."""
     table = torch.randn(1, 2, 4, 5)
@@ -209,7 +209,9 @@ def double_size_of_another(x: torch.Tensor, **how: Any) -> torch.Tensor:
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("resize", [crop_to_patches, double_size_of_another])
-@pytest.mark.parametrize("how", [{"mode": "bilinear"}, {"mode": "bilinear", "align_corners": True}, {}], ids=str)
+@pytest.mark.parametrize("how", [
+    {"mode": "bilinear"}, {"mode": "bilinear", "align_corners": True}, {}, {"mode": "bicubic"},
+    {"mode": "bicubic", "align_corners": True}], ids=str)
 @pytest.mark.parametrize("frontend", ["trace", "export"])
 def test_a_multiple_of_another_size_is_no_scale_of_the_image(resize: Any, how: dict[str, Any], frontend: str) -> None:
     check(lambda x: resize(x, **how), torch.randn(1, 2, 8, 12), frontend=frontend, flexible=[2, 3], lowest=4,
