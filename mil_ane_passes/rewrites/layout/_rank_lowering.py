@@ -88,6 +88,27 @@ def _plan_reshape(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
     return _find_constant_obstacle(op) or (lambda mb, reshape: [reshape(op.x, None)])
 
 
+def _plan_shape(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
+    """Plan to take the shape of a reshape from what it is told."""
+    sizes = _find_sizes(op.x)
+    if sizes is None or -1 in _list_known_sizes(sizes):
+        return "its sizes are not those of a reshape"
+    return lambda mb, reshape: [sizes]
+
+
+def _find_sizes(var: Var) -> Var | None:
+    """Return the computed sizes that the reshape which makes `var` is told, of which one may be -1."""
+    made = var.op
+    while made is not None and made.op_type in UNARY_OPS:
+        made = made.x.op
+    sizes = made.shape if made is not None and made.op_type == "reshape" else None
+    return sizes if sizes is not None and sizes.sym_val is not None and 0 not in _list_known_sizes(sizes) else None
+
+
+def _list_known_sizes(sizes: Var) -> list[int | None]:
+    return [None if is_symbolic(size) else int(size) for size in sizes.sym_val]
+
+
 def _plan_unary(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
     return _find_constant_obstacle(op) or (lambda mb, reshape: [rebuild_op(mb, op, x=reshape(op.x, None))])
 
@@ -280,7 +301,13 @@ def _plan_transpose(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
         return f"{len(steps)} transposes of rank {bounds.rank} would be needed, the limit is {bounds.turns}"
     shape = _shape_from_groups(groups, sizes)
     if shape is None:
-        return "more than one dimension is dynamic"
+        told = _find_sizes(op.x)
+        if told is None or len(steps) != 1 or len(groups) > bounds.rank:
+            return "more than one dimension is dynamic"
+        if steps[0] == sorted(steps[0]):
+            return lambda mb, reshape: [reshape(op.x, None)]
+        return lambda mb, reshape: [mb.transpose(x=mb.reshape(
+            x=reshape(op.x, None), shape=_build_merged_shape(mb, groups, sizes, told)), perm=steps[0])]
     extents = [None if extent == -1 else extent for extent in shape]
     plans: list[tuple[list[int], list[int]]] = []
     for step in steps:
@@ -358,6 +385,7 @@ _PLANNERS: dict[str, Callable[[Operation, RankBounds], _BuildFunction | str]] = 
     **dict.fromkeys(_REDUCE_OPS, _plan_reduce),
     **dict.fromkeys(("reshape", "expand_dims", "squeeze"), _plan_reshape),
     "select": _plan_elementwise,
+    "shape": _plan_shape,
     "softmax": _plan_softmax,
     "layer_norm": _plan_layer_norm,
     "split": _plan_split,
@@ -421,6 +449,21 @@ def _shape_from_groups(groups: _Groups, sizes: _Extents) -> list[int] | None:
     shape = [-1 if any(sizes[axis] is None for axis in group) else prod(int(sizes[axis] or 0) for axis in group)
              for group in groups]
     return None if shape.count(-1) > 1 else shape
+
+
+def _build_merged_shape(mb: Any, groups: _Groups, sizes: _Extents, told: Var) -> Var:
+    """Build the extents of groups of axes, of which several are unknown, from the sizes that a reshape is told."""
+    known = _list_known_sizes(told)
+    parts = []
+    for group in groups:
+        if any(known[axis] == -1 for axis in group):
+            parts.append(mb.const(val=np.array([-1], np.int32)))
+        elif all(sizes[axis] is not None for axis in group):
+            parts.append(mb.const(val=np.array([prod(int(sizes[axis] or 0) for axis in group)], np.int32)))
+        else:
+            chosen = mb.gather(x=told, indices=np.array(group, np.int32), axis=0)
+            parts.append(mb.reduce_prod(x=chosen, axes=[0], keep_dims=True) if len(group) > 1 else chosen)
+    return mb.concat(values=parts, axis=0)
 
 
 def _plan_transposes(perm: Sequence[int], sizes: _Extents, most: int) -> tuple[list[list[int]], list[list[int]]]:
@@ -506,8 +549,11 @@ def build_region(mb: RewriteBuilder, plans: Sequence[tuple[Operation, _BuildFunc
         with mb.at(op):
             for old, new in zip(op.outputs, build(mb, reshape_value)):
                 lowered[old] = new
-                if old.rank <= most:
-                    lowered[old] = replaced[old] = reshape_value(new, get_reshape_extents(old.shape))
+                if old.rank > most:
+                    continue
+                extents = get_reshape_extents(old.shape)
+                lowered[old] = replaced[old] = reshape_value(new, extents) if extents.count(-1) < 2 else (
+                    mb.reshape(x=new, shape=op.shape))
     return replaced
 
 
@@ -524,7 +570,8 @@ def _find_region_obstacle(block: Block, ops: Sequence[Operation], most: int) -> 
                 return f"'{var.name}' of rank {var.rank} is an output"
             if var.rank > most and any(reader.enclosing_block is not block for reader in get_consumers(var)):
                 return f"'{var.name}' of rank {var.rank} is used in a nested block"
-            if var.rank <= most and get_reshape_extents(var.shape).count(-1) > 1:
+            told = op.op_type == "reshape" and _find_sizes(var) is not None
+            if var.rank <= most and not told and get_reshape_extents(var.shape).count(-1) > 1:
                 return f"more than one dimension of '{var.name}' is dynamic"
         for var in get_flat_inputs(op):
             if var.rank > most and (var in entering or (var.op is not None and var.op.enclosing_block is not block)):

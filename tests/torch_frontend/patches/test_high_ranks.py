@@ -117,8 +117,57 @@ def test_a_size_that_torch_export_knows_of_an_image_of_flexible_height(sizes: st
     np.testing.assert_array_equal(outputs(mlmodel, [x])[0], model(x).numpy())
 
 
-def test_a_size_that_a_trace_leaves_open_is_named() -> None:
-    traced = torch.jit.trace(Windows("last").eval(), torch.randn(1, 8, 12, 3))
-    with pytest.raises(ane.torch_frontend.NotConverted, match="one dimension is dynamic.*numbers in place of -1"):
-        ane.convert(traced, skip_model_load=True, inputs=[
-            ct.TensorType("x", (1, ct.RangeDim(4, 32, default=8), 12, 3))])
+class Correlation(torch.nn.Module):
+    """Each pixel times all others, as in RAFT, where the sizes of the result of rank 6 are read."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        b, h, w, c = x.shape
+        rows = x.view(b, h * w, c)
+        volume = (rows @ rows.transpose(1, 2)).view(b, h, w, 1, h, w)
+        b, h, w, d, h2, w2 = volume.shape
+        return torch.nn.functional.avg_pool2d(volume.reshape(b * h * w, d, h2, w2), 2)
+
+
+class SwappedAxis(torch.nn.Module):
+    """A transpose that moves an axis of one element."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        b, h, w, c = x.shape
+        return x.view(b, h // 4, 4, w // 4, 4, c).tanh().transpose(0, 1).reshape(b, h, w, c)
+
+
+FLEXIBLE = {"rows": {1}, "columns": {2}, "both": {1, 2}}
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+@pytest.mark.parametrize("flexible", FLEXIBLE)
+@pytest.mark.parametrize("model", [Windows("first"), Windows("last"), Correlation(), SwappedAxis()],
+                         ids=["first", "last", "correlation", "swapped"])
+def test_several_flexible_sizes_are_those_that_the_view_is_told(
+    model: torch.nn.Module, flexible: str, frontend: str
+) -> None:
+    x, at = torch.randn(1, 8, 12, 3), FLEXIBLE[flexible]
+    if frontend == "export":
+        program = torch.export.export(model.eval(), (x,), dynamic_shapes=(
+            {axis: 4 * torch.export.Dim(f"size{axis}", min=1, max=8) for axis in at},))
+    else:
+        program = torch.jit.trace(model.eval(), x)
+    inputs = [ct.TensorType("x", [ct.RangeDim(4, 32, default=size) if axis in at else size
+                                  for axis, size in enumerate(x.shape)])]
+    mlmodel = ane.convert(program, skip_model_load=True, compute_precision=ct.precision.FLOAT32, check=True,
+                          inputs=None if frontend == "export" else inputs)
+    assert max(var.rank for _, op in iterate_ops(mlmodel._mil_program) for var in op.outputs) <= 5
+    for rows, columns in ((20, 12), (8, 16), (4, 28)):
+        x = torch.randn(1, rows if 1 in at else 8, columns if 2 in at else 12, 3)
+        np.testing.assert_allclose(outputs(mlmodel, [x])[0], model(x).numpy(), rtol=1e-5, atol=1e-5)
+
+
+def test_several_flexible_sizes_that_two_transposes_would_move_are_refused() -> None:
+    def shuffle(x: torch.Tensor) -> torch.Tensor:
+        b, h, w, c = x.shape
+        return x.view(2, h // 4, 4, w // 4, 4, c).permute(5, 3, 1, 4, 2, 0).reshape(-1)
+
+    with pytest.raises(ane.torch_frontend.NotConverted, match="more than one dimension is dynamic"):
+        ane.convert(captured(shuffle, [torch.randn(2, 8, 12, 3)], "trace"), skip_model_load=True, inputs=[
+            ct.TensorType("x", (2, ct.RangeDim(4, 32, default=8), ct.RangeDim(4, 32, default=12), 3))])
