@@ -5,8 +5,9 @@ width is a slice. Circular padding is a concat of the far end, the tensor and th
 widths, one axis after the other. Integers and bools get blocks of the constant by concat. Reflection and repetition
 work on the last two axes only (Core ML rejects others when it loads the model): on the others the slices that torch
 repeats are concatenated. Widths that the model computes, as to pad to a multiple of a window, are blocks of the
-constant, too: Core ML's `pad` fails with them at run time, according to a comment in coremltools. All other cases are
-left to coremltools, whose pass for reflections misses that a tensor may stand twice in a concat.
+constant, too, and in other modes lookups by computed indices: Core ML's `pad` fails with them at run time, according to
+a comment in coremltools. All other cases are left to coremltools, whose pass for reflections misses that a tensor may
+stand twice in a concat.
 """
 
 from __future__ import annotations
@@ -101,10 +102,13 @@ def _has_vars(widths: Any) -> bool:
 def _lower_computed_widths(
     context: Any, node: Any, x: Var, flat: Sequence[Size], mode: str, value: Any
 ) -> None:
-    """Pad with a constant by widths of which some are computed; a negative one crops."""
+    """Pad by widths of which some are computed; a negative one crops."""
     if mode != "constant":
-        raise NotConverted.at(node, f"pads by computed widths in mode '{mode}'",
-                              "pad with a constant, or fix the sizes")
+        for place in range(0, len(flat), 2):
+            if flat[place] != 0 or flat[place + 1] != 0:
+                x = _select_padded(x, x.rank - 1 - place // 2, flat[place], flat[place + 1], mode)
+        add_result(context, node, mb.identity(x=x, name=node.name))
+        return
     number = to_python(value, node, "value") or 0
     for place in range(0, len(flat), 2):
         axis = x.rank - 1 - place // 2
@@ -117,6 +121,23 @@ def _lower_computed_widths(
         x = _append_block(x, axis, after, number, node, in_front=False)
         x = _append_block(x, axis, before, number, node, in_front=True)
     add_result(context, node, mb.identity(x=x, name=node.name))
+
+
+def _select_padded(x: Var, axis: int, before: Size, after: Size, mode: str) -> Var:
+    """Select the elements of `x` that a padding by reflection, repetition or circulation has along an axis."""
+    extent = mb.gather(x=mb.shape(x=x), indices=np.int32(axis), axis=0)
+    before, after = (np.int32(width) if is_constant(width) else width for width in (before, after))
+    last = mb.sub(x=extent, y=np.int32(1))
+    places = mb.range_1d(start=mb.sub(x=np.int32(0), y=before), end=mb.add(x=extent, y=after), step=np.int32(1))
+    if mode == "reflect":
+        places = mb.sub(x=last, y=mb.abs(x=mb.sub(x=last, y=mb.abs(x=places))))
+    elif mode == "replicate":
+        places = mb.minimum(x=mb.maximum(x=places, y=np.int32(0)), y=last)
+    else:
+        cropped, after = (mb.maximum(x=mb.sub(x=np.int32(0), y=width), y=np.int32(0)) for width in (before, after))
+        kept = mb.sub(x=mb.sub(x=extent, y=cropped), y=after)
+        places = mb.add(x=mb.mod(x=mb.add(x=mb.sub(x=places, y=cropped), y=kept), y=kept), y=cropped)
+    return mb.gather(x=x, indices=places, axis=axis)
 
 
 def _append_block(x: Var, axis: int, width: Size, value: Any, node: Any, *, in_front: bool) -> Var:
