@@ -11,9 +11,11 @@ from mil_ane_passes.testing import select_checks
 
 EXPENSIVE = {
     "check_coremltools_pipeline", "check_equivalence_nested", "check_equivalence_observed",
-    "check_equivalence_repeated", "check_equivalence_symbolic", "check_save_and_load", "check_weights_stay_compressed",
+    "check_equivalence_repeated", "check_equivalence_symbolic", "check_neighbouring_ops", "check_save_and_load",
+    "check_weights_stay_compressed",
 }
-"Checks that build, rewrite and run a program several times for each example, after `check_equivalence` ran them all."
+"""Checks that build, rewrite and run a program several times for each example, after `check_equivalence` ran them all,
+or build many programs, after `rules/test_neighbours.py` had all rules look at one."""
 
 CHECKED_AT_ONCE = 3
 "How many of these a rule has in the fast run; the choice differs from rule to rule."

@@ -86,7 +86,7 @@ def converted(program: Any, **how: Any) -> Any:
                                    "compute_precision": ct.precision.FLOAT32, **how})
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("name", "decomposition"), [
     (name, decomposition) for name in LAYERS for decomposition in DECOMPOSITIONS
     if (name, decomposition) not in (("lstm", "decomposed"), ("gru", "decomposed"))])  # torch leaves out their dropout
@@ -143,7 +143,7 @@ def test_what_computes_the_same_in_both_modes_converts(module, decomposition):
     np.testing.assert_allclose(found, module.eval()(X).detach().numpy(), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("check", [False, True])
 @pytest.mark.parametrize(("name", "decomposition"), [
     (name, decomposition) for name in LAYERS for decomposition in DECOMPOSITIONS

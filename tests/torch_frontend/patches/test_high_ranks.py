@@ -139,7 +139,7 @@ class SwappedAxis(torch.nn.Module):
 FLEXIBLE = {"rows": {1}, "columns": {2}, "both": {1, 2}}
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("frontend", ["trace", "export"])
 @pytest.mark.parametrize("flexible", FLEXIBLE)
 @pytest.mark.parametrize("model", [Windows("first"), Windows("last"), Correlation(), SwappedAxis()],

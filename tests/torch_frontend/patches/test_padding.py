@@ -85,6 +85,7 @@ SELECTED = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("case", SELECTED)
 @pytest.mark.parametrize(("mode", "frontend"), [
     *itertools.product(["reflect", "replicate"], ["trace", "export"]), ("circular", "trace")])

@@ -296,6 +296,7 @@ class Masked(nn.Module):
         return self.layer(x, src_key_padding_mask=x[..., 0] > 1.5)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["bool", "float", "compared"])
 def test_scripted_attention_under_a_mask_of_the_script(kind):
     module, x = scripted(lambda: Masked(kind)), torch.randn(2, 5, 12)
@@ -304,6 +305,7 @@ def test_scripted_attention_under_a_mask_of_the_script(kind):
     np.testing.assert_allclose(found, module(x).detach().numpy(), atol=1e-4)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("batch_first", [False, True])
 def test_a_scripted_decoder_layer_attends_to_a_memory(batch_first):
     """The result of the first attention is an element of a tuple, whose rank decides how the second is computed."""
@@ -335,6 +337,7 @@ def test_a_scripted_decoder_of_several_layers(batch_first, norm_first):
     np.testing.assert_allclose(found, decoder(x).detach().numpy(), atol=1e-4)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("batch_first", [False, True])
 def test_a_scripted_encoder_of_several_layers(batch_first):
     """Each layer asks for rank and dtype of the result of the one before."""
