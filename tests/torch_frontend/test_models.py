@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
+import mil_ane_passes as ane  # noqa: E402
 from tests.lab.versions.needs import coremltools_from  # noqa: E402
 from tests.torch_frontend.checks import captured, convert_captured, outputs  # noqa: E402
 from tests.torch_frontend.models.language import LANGUAGE, Model, padding, tokens  # noqa: E402
-from tests.torch_frontend.models.vision import VISION  # noqa: E402
+from tests.torch_frontend.models.vision import FLEXIBLE_IMAGES, VISION  # noqa: E402
 
 MODELS = {**LANGUAGE, **VISION}
 HAND_WRITTEN = ("mtcnn-rnet", "mtcnn-onet")
@@ -101,6 +102,22 @@ def test_a_flexible_length_of_ids_and_mask(name):
         mlmodel = convert_captured(program, model.example, "trace", inputs=inputs)
     for length in (7, 3, 16):
         feeds = (tokens(length), padding(length, 2, length=length, left=True))
+        assert worst(mlmodel, dataclasses.replace(model, example=feeds), "float32") < 1e-4
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("name", list(FLEXIBLE_IMAGES))
+def test_a_flexible_height_and_width(name):
+    pytest.importorskip("transformers", reason="the model is one of transformers")
+    model = FLEXIBLE_IMAGES[name]()
+    height, width = (ct.RangeDim(14, 128, default=size) for size in model.example[0].shape[2:])
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        mlmodel = ane.convert(captured(model.module, model.example, "trace"), skip_model_load=True,
+                              inputs=[ct.TensorType("image", (1, 3, height, width))],
+                              minimum_deployment_target=ct.target.iOS18, compute_precision=ct.precision.FLOAT32)
+    for height, width in (model.example[0].shape[2:], (24, 40), (64, 16)):
+        feeds = (torch.rand(1, 3, height, width),)
         assert worst(mlmodel, dataclasses.replace(model, example=feeds), "float32") < 1e-4
 
 

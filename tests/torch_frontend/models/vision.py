@@ -72,3 +72,14 @@ VISION: dict[str, Callable[[], Model]] = {
                                prediction_length=6, d_model=32, num_hidden_layers=2, num_attention_heads=4,
                                ffn_dim=64),
 }
+FLEXIBLE_IMAGES: dict[str, Callable[[], Model]] = {
+    "dinov2": VISION["dinov2"],
+    "yolos": lambda: _model("YolosModel", "YolosConfig", (1, 3, 32, 48), names=("pixel_values",), image_size=[32, 48],
+                            patch_size=8, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+                            intermediate_size=32, num_detection_tokens=5),
+    "swin2sr": lambda: _model("Swin2SRForImageSuperResolution", "Swin2SRConfig", (1, 3, 16, 24),
+                              names=("pixel_values",), image_size=16, embed_dim=16, depths=[1, 1], num_heads=[2, 2],
+                              window_size=8, upscale=2, upsampler="pixelshuffledirect"),
+}
+"""Models of images of any size: tables of positions that are resized, and windows of images that are padded by
+reflection."""
