@@ -3,8 +3,8 @@
 Core ML has no op for determinants, inverses, factorizations or Bessel functions. Models apply them to weights, such as
 the determinant of an invertible convolution (Glow) or the exponential of a skew matrix (orthogonal parametrizations).
 Equations whose matrix is constant, such as those of a normal distribution with a covariance, are products by its
-inverse. Those of a triangular matrix that the model computes, as in gated delta rules (Qwen3-Next), are products by
-powers of its part beside the diagonal.
+inverse. So are those of a triangular matrix that the model computes, as in gated delta rules (Qwen3-Next), if it has
+ones on its diagonal.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def compute_by_torch(context: Any, node: Any) -> None:
     op, arguments, keywords = resolve_torch_call(context, node)
     made = _solve_by_inverse(node, op, arguments, keywords)
     if made is None and node.kind == "linalg_solve_triangular" and not is_constant(arguments[0]):
-        made = _solve_by_powers(node, *arguments, **keywords)
+        made = _solve_by_blocks(node, *arguments, **keywords)
     if made is not None:
         add_result(context, node, name_result(made, node))
         return
@@ -111,12 +111,12 @@ def _solve_by_inverse(node: Any, op: Any, arguments: Sequence[Any], keywords: Ma
     return mb.matmul(x=inverse, y=sides) if from_left else mb.matmul(x=sides, y=inverse)
 
 
-def _solve_by_powers(node: Any, matrix: Var, sides: Var, *options: Any, **named: Any) -> Var:
-    """Build the solution of equations with a computed triangular matrix of n rows: of `matrix @ result = sides`.
+def _solve_by_blocks(node: Any, matrix: Var, sides: Var, *options: Any, **named: Any) -> Var:
+    """Build the solution of equations with a computed triangular matrix that has ones on its diagonal.
 
-    The matrix is D (I + M), with the diagonal D, and the powers of M are 0 from M^n on. So the inverse of I + M is
-    (I - M) (I + M^2) (I + M^4) ...: 2 log2(n) products of matrices. Their error grows with the powers of M, where those
-    are large faster than that of the substitution in torch. From the right the matrix is (I + M) D.
+    The inverse X of the blocks of s rows on the diagonal gives that of the blocks of 2s rows, X - X C X, where C is what
+    is between two blocks of s: 2 log2(n) products of matrices, with the error of a substitution. Other diagonals are
+    refused: a zero on one would make all rows of the products NaN, and in torch those from its row on.
     """
     upper, left, unitriangular = (
         bool(to_python(options[place] if place < len(options) else named.get(name, default), node, name))
@@ -124,18 +124,19 @@ def _solve_by_powers(node: Any, matrix: Var, sides: Var, *options: Any, **named:
     size = matrix.shape[-1]
     if is_symbolic(size):
         raise NotConverted.at(node, "solves equations with a matrix of a flexible size", "fix this size")
-    matrix, sides = promote_operands(matrix, sides)
-    diagonal, beside = np.eye(size, dtype=np.float32), np.tri(size, k=-1, dtype=np.float32)
-    power = mb.mul(x=matrix, y=cast_to(to_tensor(beside.T if upper else beside), matrix.dtype))
     if not unitriangular:
-        scale = mb.reduce_sum(x=mb.mul(x=matrix, y=cast_to(to_tensor(diagonal), matrix.dtype)),
-                              axes=[-1 if left else -2], keep_dims=True)
-        power, sides = mb.real_div(x=power, y=scale), mb.real_div(x=sides, y=scale)
-    power = mb.mul(x=power, y=cast_to(to_tensor(-1.0), power.dtype))
-    for step in range(max((size - 1).bit_length(), 1)):
-        power = mb.matmul(x=power, y=power) if step else power
-        sides = mb.add(x=sides, y=mb.matmul(x=power, y=sides) if left else mb.matmul(x=sides, y=power))
-    return sides
+        raise NotConverted.at(node, "solves equations with a computed matrix whose diagonal may have other numbers than "
+                              "ones", "divide its rows and the right sides by the diagonal, and set unitriangular=True")
+    matrix, sides = promote_operands(matrix, sides)
+    inverse = cast_to(to_tensor(np.eye(size, dtype=np.float32)), matrix.dtype)
+    rows, columns = np.indices((size, size))
+    for level in range(max((size - 1).bit_length(), 1)):
+        same, after = rows >> level + 1 == columns >> level + 1, rows >> level > columns >> level
+        between = (same & (after.T if upper else after)).astype(np.float32)
+        part = mb.mul(x=matrix, y=cast_to(to_tensor(between), matrix.dtype))
+        change = part if level == 0 else mb.matmul(x=mb.matmul(x=inverse, y=part), y=inverse)
+        inverse = mb.sub(x=inverse, y=change)
+    return mb.matmul(x=inverse, y=sides) if left else mb.matmul(x=sides, y=inverse)
 
 
 def _to_torch(value: Any) -> Any:

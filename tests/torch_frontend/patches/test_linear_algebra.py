@@ -65,24 +65,42 @@ def test_equations_with_a_constant_matrix(function: Callable[[torch.Tensor], tor
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("frontend", ["trace", "export"])
 @pytest.mark.parametrize("size", [1, 2, 5, 64])
-@pytest.mark.parametrize("upper, left, unitriangular", [
-    (False, True, True), (False, True, False), (True, True, False), (True, False, True), (False, False, False)])
-def test_equations_with_a_computed_triangular_matrix(
-    upper: bool, left: bool, unitriangular: bool, size: int, frontend: str
-) -> None:
-    """What is beside the triangle, and the diagonal of a unit triangle, is not read."""
+@pytest.mark.parametrize("upper, left", [(False, True), (True, True), (True, False), (False, False)])
+def test_equations_with_a_computed_triangular_matrix(upper: bool, left: bool, size: int, frontend: str) -> None:
+    """What is beside the triangle, and its diagonal, is not read."""
     def solve(matrix: torch.Tensor, sides: torch.Tensor) -> torch.Tensor:
-        return torch.linalg.solve_triangular(
-            matrix * 0.2 + torch.eye(size), sides, upper=upper, left=left, unitriangular=unitriangular)
+        return torch.linalg.solve_triangular(matrix * 0.2, sides, upper=upper, left=left, unitriangular=True)
 
     random = torch.Generator().manual_seed(0)
     check(solve, torch.rand(2, size, size, generator=random), torch.randn(1, size, size, generator=random),
           frontend=frontend, atol=1e-4)
 
 
+def delta_rule_matrix(tokens: torch.Tensor) -> torch.Tensor:
+    keys = nn.functional.normalize(tokens, dim=-1)
+    return (keys @ keys.transpose(-1, -2) * 0.9).tril(-1)
+
+
+@pytest.mark.parametrize("matrix", [
+    torch.full((32, 32), 0.9), delta_rule_matrix(torch.ones(64, 8)),
+    delta_rule_matrix(torch.ones(64, 8) + 0.1 * torch.randn(64, 8, generator=torch.Generator().manual_seed(0))),
+    delta_rule_matrix(torch.linspace(0, 6, 64)[:, None] + torch.arange(8.0)),
+], ids=["0.9", "equal tokens", "similar tokens", "slow signal"])
+def test_numbers_of_one_sign_do_not_cancel(matrix: torch.Tensor) -> None:
+    """The powers of such a matrix grow far beyond its inverse."""
+    check(lambda a, b: torch.linalg.solve_triangular(a, b, upper=False, unitriangular=True), matrix,
+          torch.randn(len(matrix), 2, generator=torch.Generator().manual_seed(1)), atol=1e-5)
+
+
+def test_equations_with_a_computed_diagonal_are_refused() -> None:
+    with pytest.raises(NotConverted, match="diagonal may have other numbers than ones; divide its rows"):
+        convert(lambda x: torch.linalg.solve_triangular(x.T @ x, x.T, upper=False), [X])
+
+
 def test_equations_with_a_matrix_of_flexible_size_are_refused() -> None:
     with pytest.raises(NotConverted, match="solves equations with a matrix of a flexible size; fix this size"):
-        convert(lambda x: torch.linalg.solve_triangular(x @ x.T, x, upper=False), [X], flexible=[0])
+        convert(lambda x: torch.linalg.solve_triangular(x @ x.T, x, upper=False, unitriangular=True), [X],
+                flexible=[0])
 
 
 def test_the_density_of_a_normal_distribution() -> None:
