@@ -90,23 +90,58 @@ def _plan_reshape(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
 
 def _plan_shape(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
     """Plan to take the shape of a reshape from what it is told."""
-    sizes = _find_sizes(op.x)
-    if sizes is None or -1 in _list_known_sizes(sizes):
+    sizes = _find_told_sizes(op.x)
+    if sizes is None or -1 in sizes.known and None in sizes.known:
         return "its sizes are not those of a reshape"
-    return lambda mb, reshape: [sizes]
+    if -1 in sizes.known:
+        return lambda mb, reshape: [_build_sizes(mb, reshape(op.x, None), [sizes.known[axis] for axis in sizes.axes])]
+    if sizes.axes == sorted(sizes.axes):
+        return lambda mb, reshape: [sizes.told]
+    return lambda mb, reshape: [mb.gather(x=sizes.told, indices=np.array(sizes.axes, np.int32), axis=0)]
 
 
-def _find_sizes(var: Var) -> Var | None:
-    """Return the computed sizes that the reshape which makes `var` is told, of which one may be -1."""
-    made = var.op
-    while made is not None and made.op_type in UNARY_OPS:
-        made = made.x.op
-    sizes = made.shape if made is not None and made.op_type == "reshape" else None
-    return sizes if sizes is not None and sizes.sym_val is not None and 0 not in _list_known_sizes(sizes) else None
+def _build_sizes(mb: Any, x: Var, known: Sequence[int | None]) -> Var:
+    """Build the sizes of a value with the elements of `x`, of which one, -1, is not known."""
+    count = mb.reduce_prod(x=mb.shape(x=x), axes=[0], keep_dims=True)
+    left = mb.floor_div(x=count, y=np.int32(-prod(size or 0 for size in known)))
+    return mb.concat(values=[
+        left if size == -1 else mb.const(val=np.array([size], np.int32)) for size in known], axis=0)
 
 
-def _list_known_sizes(sizes: Var) -> list[int | None]:
-    return [None if is_symbolic(size) else int(size) for size in sizes.sym_val]
+class _ToldSizes(NamedTuple):
+    """The computed sizes that a reshape is told, of which one may be -1, and the place of the size of each axis."""
+
+    told: Var
+    axes: list[int]
+
+    @property
+    def known(self) -> list[int | None]:
+        return [None if is_symbolic(size) else int(size) for size in self.told.sym_val]
+
+
+def _find_told_sizes(var: Var) -> _ToldSizes | None:
+    """Find the sizes of `var` in those that the reshape is told from which elementwise ops and transposes make it."""
+    op, axes = var.op, list(range(var.rank))
+    while op is not None and op.op_type != "reshape":
+        if op.op_type == "transpose" and get_const_value(op.perm) is not None:
+            axes = [int(op.perm.val[axis]) % len(axes) for axis in axes]
+            op = op.x.op
+        elif op.op_type in UNARY_OPS:
+            op = op.x.op
+        elif op.op_type in BROADCASTING_OPS and (only := _find_only_tensor(op)):
+            op = op.inputs[only].op
+        else:
+            return None
+    if op is None or op.shape.sym_val is None:
+        return None
+    sizes = _ToldSizes(op.shape, axes)
+    return None if 0 in sizes.known else sizes
+
+
+def _find_only_tensor(op: Operation) -> str | None:
+    """Return the name of the operand that has a rank, if the others are numbers."""
+    tensors = [name for name in ("cond", "a", "b", "x", "y") if name in op.inputs and op.inputs[name].rank]
+    return tensors[0] if len(tensors) == 1 else None
 
 
 def _plan_unary(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
@@ -220,6 +255,9 @@ def _plan_tile(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
 
 
 def _plan_elementwise(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
+    only = _find_only_tensor(op)
+    if only is not None and not is_compressed(op.inputs[only]):
+        return lambda mb, reshape: [rebuild_op(mb, op, **{only: reshape(op.inputs[only], None)})]
     names = ("cond", "a", "b") if op.op_type == "select" else ("x", "y")
     found = _merge_broadcast_shapes({name: op.inputs[name] for name in names}, op.outputs[0].shape, bounds)
     if isinstance(found, str):
@@ -301,7 +339,7 @@ def _plan_transpose(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
         return f"{len(steps)} transposes of rank {bounds.rank} would be needed, the limit is {bounds.turns}"
     shape = _shape_from_groups(groups, sizes)
     if shape is None:
-        told = _find_sizes(op.x)
+        told = _find_told_sizes(op.x)
         if told is None or len(steps) != 1 or len(groups) > bounds.rank:
             return "more than one dimension is dynamic"
         if steps[0] == sorted(steps[0]):
@@ -451,17 +489,17 @@ def _shape_from_groups(groups: _Groups, sizes: _Extents) -> list[int] | None:
     return None if shape.count(-1) > 1 else shape
 
 
-def _build_merged_shape(mb: Any, groups: _Groups, sizes: _Extents, told: Var) -> Var:
+def _build_merged_shape(mb: Any, groups: _Groups, sizes: _Extents, told: _ToldSizes) -> Var:
     """Build the extents of groups of axes, of which several are unknown, from the sizes that a reshape is told."""
-    known = _list_known_sizes(told)
+    known = told.known
     parts = []
     for group in groups:
-        if any(known[axis] == -1 for axis in group):
+        if any(known[told.axes[axis]] == -1 for axis in group):
             parts.append(mb.const(val=np.array([-1], np.int32)))
         elif all(sizes[axis] is not None for axis in group):
             parts.append(mb.const(val=np.array([prod(int(sizes[axis] or 0) for axis in group)], np.int32)))
         else:
-            chosen = mb.gather(x=told, indices=np.array(group, np.int32), axis=0)
+            chosen = mb.gather(x=told.told, indices=np.array([told.axes[axis] for axis in group], np.int32), axis=0)
             parts.append(mb.reduce_prod(x=chosen, axes=[0], keep_dims=True) if len(group) > 1 else chosen)
     return mb.concat(values=parts, axis=0)
 
@@ -570,7 +608,7 @@ def _find_region_obstacle(block: Block, ops: Sequence[Operation], most: int) -> 
                 return f"'{var.name}' of rank {var.rank} is an output"
             if var.rank > most and any(reader.enclosing_block is not block for reader in get_consumers(var)):
                 return f"'{var.name}' of rank {var.rank} is used in a nested block"
-            told = op.op_type == "reshape" and _find_sizes(var) is not None
+            told = op.op_type == "reshape" and _find_told_sizes(var) is not None
             if var.rank <= most and not told and get_reshape_extents(var.shape).count(-1) > 1:
                 return f"more than one dimension of '{var.name}' is dynamic"
         for var in get_flat_inputs(op):

@@ -114,9 +114,9 @@ def _solve_by_inverse(node: Any, op: Any, arguments: Sequence[Any], keywords: Ma
 def _solve_by_blocks(node: Any, matrix: Var, sides: Var, *options: Any, **named: Any) -> Var:
     """Build the solution of equations with a computed triangular matrix that has ones on its diagonal.
 
-    The inverse X of the blocks of s rows on the diagonal gives that of the blocks of 2s rows, X - X C X, where C is what
-    is between two blocks of s: 2 log2(n) products of matrices, with the error of a substitution. Other diagonals are
-    refused: a zero on one would make all rows of the products NaN, and in torch those from its row on.
+    The inverse X of the blocks of s rows on the diagonal gives that of the blocks of 2s rows, X - X C X, where C is
+    what is between two blocks of s: 2 log2(n) products of matrices, with the error of a substitution. Other diagonals
+    are refused: a zero on one would make all rows of the products NaN, and in torch those from its row on.
     """
     upper, left, unitriangular = (
         bool(to_python(options[place] if place < len(options) else named.get(name, default), node, name))
@@ -125,8 +125,9 @@ def _solve_by_blocks(node: Any, matrix: Var, sides: Var, *options: Any, **named:
     if is_symbolic(size):
         raise NotConverted.at(node, "solves equations with a matrix of a flexible size", "fix this size")
     if not unitriangular:
-        raise NotConverted.at(node, "solves equations with a computed matrix whose diagonal may have other numbers than "
-                              "ones", "divide its rows and the right sides by the diagonal, and set unitriangular=True")
+        raise NotConverted.at(node, "solves equations with a computed matrix whose diagonal may have other numbers "
+                              "than ones",
+                              "divide its rows and the right sides by the diagonal, and set unitriangular=True")
     matrix, sides = promote_operands(matrix, sides)
     inverse = cast_to(to_tensor(np.eye(size, dtype=np.float32)), matrix.dtype)
     rows, columns = np.indices((size, size))

@@ -123,9 +123,18 @@ class Correlation(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         b, h, w, c = x.shape
         rows = x.view(b, h * w, c)
-        volume = (rows @ rows.transpose(1, 2)).view(b, h, w, 1, h, w)
+        volume = (rows @ rows.transpose(1, 2)).view(b, h, w, 1, h, w) / torch.sqrt(torch.tensor(c))
         b, h, w, d, h2, w2 = volume.shape
         return torch.nn.functional.avg_pool2d(volume.reshape(b * h * w, d, h2, w2), 2)
+
+
+class ReadWindows(torch.nn.Module):
+    """Windows whose sizes are read after they are moved, as in SCUNet."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        b, h, w, c = x.shape
+        moved = x.view(b, h // 4, 4, w // 4, 4, c).permute(0, 1, 3, 2, 4, 5)
+        return (moved.reshape(b, -1, 16, c) * moved.size(1)).tanh() * moved.shape[2]
 
 
 class SwappedAxis(torch.nn.Module):
@@ -142,8 +151,8 @@ FLEXIBLE = {"rows": {1}, "columns": {2}, "both": {1, 2}}
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("frontend", ["trace", "export"])
 @pytest.mark.parametrize("flexible", FLEXIBLE)
-@pytest.mark.parametrize("model", [Windows("first"), Windows("last"), Correlation(), SwappedAxis()],
-                         ids=["first", "last", "correlation", "swapped"])
+@pytest.mark.parametrize("model", [Windows("first"), Windows("last"), Correlation(), ReadWindows(), SwappedAxis()],
+                         ids=["first", "last", "correlation", "read", "swapped"])
 def test_several_flexible_sizes_are_those_that_the_view_is_told(
     model: torch.nn.Module, flexible: str, frontend: str
 ) -> None:
