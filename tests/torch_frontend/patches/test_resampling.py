@@ -105,8 +105,9 @@ def test_nearest_of_a_flexible_size_by_a_whole_scale_or_a_half(scale, frontend):
 @pytest.mark.parametrize("scale", [0.5, 0.25, 1.5, 1.7, (0.75, 2.0), (0.4, 0.5)])
 @pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])
 def test_a_flexible_image_is_resized_by_a_fraction(mode, scale, frontend):
+    """torch rounds the place of a source: by 4e-6 of a pixel for one of 68, and pixels differ by up to 8."""
     check(lambda x: interpolate(x, scale_factor=scale, mode=mode), torch.randn(1, 2, 8, 12), frontend=frontend,
-          flexible=[2, 3], lowest=8, atol=1e-5, at=[(torch.randn(1, 2, 23, 9),), (torch.randn(1, 2, 40, 31),)])
+          flexible=[2, 3], lowest=8, atol=4e-5, at=[(torch.randn(1, 2, 23, 9),), (torch.randn(1, 2, 40, 31),)])
 
 
 @pytest.mark.parametrize("frontend", ["trace", "export"])
