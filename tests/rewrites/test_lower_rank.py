@@ -237,14 +237,14 @@ def test_an_open_batch_that_is_sliced_is_left_alone():
     assert not found.fired and "a dynamic dimension is sliced" in found.near_misses[0].reason
 
 
-def test_the_shape_of_a_view_is_what_the_view_is_told():
+def test_the_shape_of_a_reshape_is_its_operand():
     def body(x):
         read = mb.shape(x=x)
         half = mb.floor_div(x=mb.gather(x=read, indices=[1, 2], axis=0), y=np.int32(2))
         rows, columns = (mb.slice_by_index(x=half, begin=[at], end=[at + 1]) for at in (0, 1))
-        told = mb.concat(values=[[1], rows, [2], columns, [2], [3]], axis=0)
-        windows = mb.transpose(x=mb.relu(x=mb.reshape(x=x, shape=told)), perm=[0, 1, 3, 2, 4, 5])
-        entire = mb.shape(x=mb.reshape(x=x, shape=told), name="sizes")
+        sizes = mb.concat(values=[[1], rows, [2], columns, [2], [3]], axis=0)
+        windows = mb.transpose(x=mb.relu(x=mb.reshape(x=x, shape=sizes)), perm=[0, 1, 3, 2, 4, 5])
+        entire = mb.shape(x=mb.reshape(x=x, shape=sizes), name="sizes")
         return entire, mb.reshape(x=windows, shape=[-1, 2, 2, 3], name="y")
 
     held = build_program(body, x=(1, None, None, 3))

@@ -89,38 +89,38 @@ def _plan_reshape(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
 
 
 def _plan_shape(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
-    """Plan to take the shape of a reshape from what it is told."""
-    sizes = _find_told_sizes(op.x)
+    """Plan to read the shape from the operand `shape` of the reshape that makes the value."""
+    sizes = _find_reshape_sizes(op.x)
     if sizes is None or -1 in sizes.known and None in sizes.known:
         return "its sizes are not those of a reshape"
     if -1 in sizes.known:
         return lambda mb, reshape: [_build_sizes(mb, reshape(op.x, None), [sizes.known[axis] for axis in sizes.axes])]
     if sizes.axes == sorted(sizes.axes):
-        return lambda mb, reshape: [sizes.told]
-    return lambda mb, reshape: [mb.gather(x=sizes.told, indices=np.array(sizes.axes, np.int32), axis=0)]
+        return lambda mb, reshape: [sizes.operand]
+    return lambda mb, reshape: [mb.gather(x=sizes.operand, indices=np.array(sizes.axes, np.int32), axis=0)]
 
 
 def _build_sizes(mb: Any, x: Var, known: Sequence[int | None]) -> Var:
-    """Build the sizes of a value with the elements of `x`, of which one, -1, is not known."""
+    """Build the sizes of a value that has the elements of `x`: those in `known`, and the one that is -1 there."""
     count = mb.reduce_prod(x=mb.shape(x=x), axes=[0], keep_dims=True)
-    left = mb.floor_div(x=count, y=np.int32(-prod(size or 0 for size in known)))
+    inferred = mb.floor_div(x=count, y=np.int32(-prod(size or 0 for size in known)))
     return mb.concat(values=[
-        left if size == -1 else mb.const(val=np.array([size], np.int32)) for size in known], axis=0)
+        inferred if size == -1 else mb.const(val=np.array([size], np.int32)) for size in known], axis=0)
 
 
-class _ToldSizes(NamedTuple):
-    """The computed sizes that a reshape is told, of which one may be -1, and the place of the size of each axis."""
+class _ReshapeSizes(NamedTuple):
+    """The operand `shape` of a reshape, of which one element may be -1, and the element for each axis of a value."""
 
-    told: Var
+    operand: Var
     axes: list[int]
 
     @property
     def known(self) -> list[int | None]:
-        return [None if is_symbolic(size) else int(size) for size in self.told.sym_val]
+        return [None if is_symbolic(size) else int(size) for size in self.operand.sym_val]
 
 
-def _find_told_sizes(var: Var) -> _ToldSizes | None:
-    """Find the sizes of `var` in those that the reshape is told from which elementwise ops and transposes make it."""
+def _find_reshape_sizes(var: Var) -> _ReshapeSizes | None:
+    """Find the sizes of `var` where elementwise ops and transposes make it of the result of a reshape."""
     op, axes = var.op, list(range(var.rank))
     while op is not None and op.op_type != "reshape":
         if op.op_type == "transpose" and get_const_value(op.perm) is not None:
@@ -134,7 +134,7 @@ def _find_told_sizes(var: Var) -> _ToldSizes | None:
             return None
     if op is None or op.shape.sym_val is None:
         return None
-    sizes = _ToldSizes(op.shape, axes)
+    sizes = _ReshapeSizes(op.shape, axes)
     return None if 0 in sizes.known else sizes
 
 
@@ -339,13 +339,13 @@ def _plan_transpose(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
         return f"{len(steps)} transposes of rank {bounds.rank} would be needed, the limit is {bounds.turns}"
     shape = _shape_from_groups(groups, sizes)
     if shape is None:
-        told = _find_told_sizes(op.x)
-        if told is None or len(steps) != 1 or len(groups) > bounds.rank:
+        source = _find_reshape_sizes(op.x)
+        if source is None or len(steps) != 1 or len(groups) > bounds.rank:
             return "more than one dimension is dynamic"
         if steps[0] == sorted(steps[0]):
             return lambda mb, reshape: [reshape(op.x, None)]
         return lambda mb, reshape: [mb.transpose(x=mb.reshape(
-            x=reshape(op.x, None), shape=_build_merged_shape(mb, groups, sizes, told)), perm=steps[0])]
+            x=reshape(op.x, None), shape=_build_merged_shape(mb, groups, sizes, source)), perm=steps[0])]
     extents = [None if extent == -1 else extent for extent in shape]
     plans: list[tuple[list[int], list[int]]] = []
     for step in steps:
@@ -489,17 +489,18 @@ def _shape_from_groups(groups: _Groups, sizes: _Extents) -> list[int] | None:
     return None if shape.count(-1) > 1 else shape
 
 
-def _build_merged_shape(mb: Any, groups: _Groups, sizes: _Extents, told: _ToldSizes) -> Var:
-    """Build the extents of groups of axes, of which several are unknown, from the sizes that a reshape is told."""
-    known = told.known
+def _build_merged_shape(mb: Any, groups: _Groups, sizes: _Extents, source: _ReshapeSizes) -> Var:
+    """Build the extents of groups of axes, of which several are unknown, from the operand `shape` of a reshape."""
+    known = source.known
     parts = []
     for group in groups:
-        if any(known[told.axes[axis]] == -1 for axis in group):
+        if any(known[source.axes[axis]] == -1 for axis in group):
             parts.append(mb.const(val=np.array([-1], np.int32)))
         elif all(sizes[axis] is not None for axis in group):
             parts.append(mb.const(val=np.array([prod(int(sizes[axis] or 0) for axis in group)], np.int32)))
         else:
-            chosen = mb.gather(x=told.told, indices=np.array([told.axes[axis] for axis in group], np.int32), axis=0)
+            places = np.array([source.axes[axis] for axis in group], np.int32)
+            chosen = mb.gather(x=source.operand, indices=places, axis=0)
             parts.append(mb.reduce_prod(x=chosen, axes=[0], keep_dims=True) if len(group) > 1 else chosen)
     return mb.concat(values=parts, axis=0)
 
@@ -608,8 +609,8 @@ def _find_region_obstacle(block: Block, ops: Sequence[Operation], most: int) -> 
                 return f"'{var.name}' of rank {var.rank} is an output"
             if var.rank > most and any(reader.enclosing_block is not block for reader in get_consumers(var)):
                 return f"'{var.name}' of rank {var.rank} is used in a nested block"
-            told = op.op_type == "reshape" and _find_told_sizes(var) is not None
-            if var.rank <= most and not told and get_reshape_extents(var.shape).count(-1) > 1:
+            is_computed = op.op_type == "reshape" and _find_reshape_sizes(var) is not None
+            if var.rank <= most and not is_computed and get_reshape_extents(var.shape).count(-1) > 1:
                 return f"more than one dimension of '{var.name}' is dynamic"
         for var in get_flat_inputs(op):
             if var.rank > most and (var in entering or (var.op is not None and var.op.enclosing_block is not block)):

@@ -58,6 +58,7 @@ def linear(context: Any, node: Any) -> None:
 
 
 def _multiply(x: Var, y: Var) -> Var:
+    """Build the product `x @ y` as torch defines it for vectors and matrices."""
     x, y = (cast_to(each, types.int32) if each.dtype == types.bool else each for each in promote_operands(x, y))
     if x.rank == 1 and y.rank == 1:
         return mb.reduce_sum(x=mb.mul(x=x, y=y), axes=[0], keep_dims=False)

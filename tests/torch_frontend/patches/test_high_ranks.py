@@ -153,7 +153,7 @@ FLEXIBLE = {"rows": {1}, "columns": {2}, "both": {1, 2}}
 @pytest.mark.parametrize("flexible", FLEXIBLE)
 @pytest.mark.parametrize("model", [Windows("first"), Windows("last"), Correlation(), ReadWindows(), SwappedAxis()],
                          ids=["first", "last", "correlation", "read", "swapped"])
-def test_several_flexible_sizes_are_those_that_the_view_is_told(
+def test_several_flexible_sizes_are_read_from_the_view(
     model: torch.nn.Module, flexible: str, frontend: str
 ) -> None:
     x, at = torch.randn(1, 8, 12, 3), FLEXIBLE[flexible]
