@@ -1,13 +1,19 @@
-"""Adaptive pools that reduce each pooled axis to one element, also of flexible size and in 3-D.
+"""Adaptive pools of flexible sizes, and in 3-D.
 
-coremltools lowers 2-D adaptive pools of flexible sizes to one element (a global pool) and rejects 1-D ones, pools along
-one of two axes, those of a flexible batch, and all in 3-D. Here a pool to one element is a reduction, one whose windows
-all have the same size a plain pool, and any other a reduction for each window. An axis that keeps its size, for which
-torch has None, can be flexible in any of them.
+coremltools lowers 2-D adaptive pools of flexible sizes to one element (a global pool) and rejects those to several
+elements, 1-D ones, pools along one of two axes, those of a flexible batch, and all in 3-D. Here a pool to one element
+is a reduction, one whose windows all have the same size a plain pool, and any other a reduction for each window. An
+axis that keeps its size, for which torch has None, can be flexible in any of them.
+
+The windows of a flexible size (pyramid pooling of PSPNet and UperNet) are slices whose bounds are computed in integers:
+four ops for each window, and as averages and maxima are separable, `size` windows for each axis. A product with
+computed weights has fewer ops for many windows, but is no maximum, rounds the weights to fp16, and makes NaN of an
+infinite element in the windows without it. A gather of all windows needs one more axis, the sixth for images in 3-D.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,13 +21,14 @@ from coremltools.converters.mil.frontend.torch import ops
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var
 
+from ...ir.query import is_symbolic
 from ..contract import Patch
-from ..errors import NotConverted
 from ..lowering import add_result, bind_arguments, get_dims, has_static_shape, is_same_size, name_result, to_python
 from ..probes import find_fault
 
 PATCH = Patch(code="TORCH175",
-              title="adaptive pools of a flexible length to one element, and all in 3-D, are rejected",
+              title="adaptive pools of a flexible length, of a flexible image to several elements, and all in 3-D, are "
+                    "rejected",
               upstream=("none known",))
 
 
@@ -32,6 +39,7 @@ def probe() -> str | None:
     pool = torch.nn.functional
     return find_fault(lambda x: pool.adaptive_avg_pool1d(x, 1), torch.ones(1, 2, 4), flexible=(2,)) or find_fault(
         lambda x: pool.adaptive_avg_pool1d(x, 2), torch.ones(1, 2, 4), flexible=(0,)) or find_fault(
+        lambda x: pool.adaptive_avg_pool2d(x, 2), torch.ones(1, 2, 4, 4), flexible=(2, 3)) or find_fault(
         lambda x: pool.adaptive_avg_pool3d(x, 2), torch.ones(1, 2, 4, 4, 4))
 
 
@@ -54,7 +62,7 @@ def adaptive_pool(context: Any, node: Any) -> None:
         if count < 3 and None not in asked and has_static_shape(x):
             getattr(ops, node.kind)(context, node)
             return
-        result = _pool_windows(x, sizes, maxima, node)
+        result = _pool_windows(x, sizes, maxima)
     elif changed:
         result = (mb.reduce_max if maxima else mb.reduce_mean)(x=x, axes=changed, keep_dims=True)
     else:
@@ -80,18 +88,16 @@ def _is_size(own: Any, size: Any) -> bool:
     return own is size or isinstance(own, int | np.integer) and int(own) == size
 
 
-def _pool_windows(x: Var, sizes: list[Any], maxima: bool, node: Any) -> Var:
-    """Pool windows of one size by a pool, others one after the other. Raises NotConverted where a size is flexible."""
+def _pool_windows(x: Var, sizes: list[Any], maxima: bool) -> Var:
+    """Pool windows of one size by a pool, others one after the other along each axis."""
     own = x.shape[-len(sizes):]
-    kept = [_is_size(each, size) for each, size in zip(own, sizes, strict=True)]
-    if not all(kept[place] or isinstance(each, int | np.integer) for place, each in enumerate(own)):
-        raise NotConverted.at(node, f"pools {list(own)} to {sizes}: the windows depend on a flexible size",
-                              "fix the pooled sizes, or pool to one element")
-    if any(not keeps and each % size for keeps, each, size in zip(kept, own, sizes, strict=True)):
-        for axis, size in zip(range(x.rank - len(sizes), x.rank), sizes, strict=True):
-            x = _pool_axis(x, axis, size, mb.reduce_max if maxima else mb.reduce_mean)
+    changed = [(each, size) for each, size in zip(own, sizes, strict=True) if not _is_size(each, size)]
+    if any(is_symbolic(each) or each % size for each, size in changed):
+        first = x.rank - len(sizes)
+        for axis, (extent, size) in enumerate(zip(get_dims(x)[first:], sizes, strict=True), start=first):
+            x = _pool_axis(x, axis, extent, size, mb.reduce_max if maxima else mb.reduce_mean)
         return x
-    steps = [1 if keeps else int(each) // size for keeps, each, size in zip(kept, own, sizes, strict=True)]
+    steps = [1 if _is_size(each, size) else int(each) // size for each, size in zip(own, sizes, strict=True)]
     missing = len(sizes) + 2 - x.rank
     batch = mb.expand_dims(x=x, axes=list(range(missing))) if missing else x
     common = {"x": batch, "kernel_sizes": steps, "strides": steps, "pad_type": "valid"}
@@ -99,18 +105,40 @@ def _pool_windows(x: Var, sizes: list[Any], maxima: bool, node: Any) -> Var:
     return mb.squeeze(x=result, axes=list(range(missing))) if missing else result
 
 
-def _pool_axis(x: Var, axis: int, size: int, reduce: Any) -> Var:
-    """Reduce `size` windows along an axis, which overlap where `size` does not divide it."""
+def _pool_axis(x: Var, axis: int, extent: Any, size: int, reduce: Any) -> Var:
+    """Reduce `size` windows along an axis, which overlap where `size` does not divide it.
+
+    `extent` is the size of the axis: a number, or a Var where it is flexible.
+    """
     if _is_size(x.shape[axis], size):
         return x
-    extent = int(x.shape[axis])
+    if size == 1 and isinstance(extent, Var):  # its window is the axis, which needs no computed bounds
+        entire: Var = reduce(x=x, axes=[axis], keep_dims=True)
+        return entire
+    others = [other != axis for other in range(x.rank)]
     windows = []
-    for place in range(size):
-        begin, end = place * extent // size, -(-(place + 1) * extent // size)
-        window = mb.slice_by_index(x=x, begin=[0] * axis + [begin] + [0] * (x.rank - axis - 1),
-                                   end=[0] * axis + [end] + [0] * (x.rank - axis - 1),
-                                   begin_mask=[other != axis for other in range(x.rank)],
-                                   end_mask=[other != axis for other in range(x.rank)])
+    for begin, end in _find_bounds(extent, size, axis, x.rank):
+        window = mb.slice_by_index(x=x, begin=begin, end=end, begin_mask=others, end_mask=others)
         windows.append(reduce(x=window, axes=[axis], keep_dims=True))
     joined: Var = mb.concat(values=windows, axis=axis)
     return joined
+
+
+def _find_bounds(extent: Any, size: int, axis: int, rank: int) -> Iterator[tuple[Any, Any]]:
+    """Find the begin and the end of each window, as `slice_by_index` takes them: int32 vectors with zeros elsewhere.
+
+    Window i is from floor(i * extent / size) to ceil((i + 1) * extent / size). Those of a flexible extent are the rows
+    of one matrix. Products stay below 2^31 for extents up to 2^31 / size.
+    """
+    factors = np.zeros((2 * size, rank), np.int32)
+    factors[:, axis] = [place for window in range(size) for place in (window, window + 1)]
+    rounding = np.tile(np.array([[0], [size - 1]], np.int32), (size, 1))
+    if not isinstance(extent, Var):
+        bounds = (factors * extent + rounding) // size
+        yield from zip(bounds[0::2], bounds[1::2], strict=True)
+        return
+    computed = mb.floor_div(x=mb.add(x=mb.mul(x=extent, y=factors), y=rounding), y=np.int32(size))
+    for row in range(0, 2 * size, 2):
+        begin, end = (mb.slice_by_index(x=computed, begin=[place, 0], end=[place + 1, 0], end_mask=[False, True],
+                                        squeeze_mask=[True, False]) for place in (row, row + 1))
+        yield begin, end
