@@ -32,8 +32,20 @@ from ._broadcasts import BROADCASTING_OPS, pad_shape_to_rank
 
 __all__ = ["BITWISE_OPS", "UNARY_OPS", "RankBounds", "build_region", "decompose_permutation", "plan_region"]
 
-_ReshapeFunction = Callable[[Var, "Sequence[int] | None"], Var]
-"(value, shape or None for any): the value's elements in that shape, -1 for an unknown extent."
+
+
+class _Product(NamedTuple):
+    """A computed extent: `number` times the elements at `places` of the operand `shape` of a reshape."""
+
+    operand: Var
+    places: tuple[int, ...]
+    number: int
+
+
+_Shape = Sequence["int | _Product"]
+"Extents to reshape a value to; -1 for one unknown extent, which is inferred."
+_ReshapeFunction = Callable[[Var, "_Shape | None"], Var]
+"(value, shape or None for any): the value's elements in that shape."
 _BuildFunction = Callable[[Any, _ReshapeFunction], "list[Var]"]
 UNARY_OPS = (
     "abs", "acos", "asin", "atan", "atanh", "cast", "ceil", "clamped_relu", "clip", "cos", "cosh", "elu", "erf", "exp",
@@ -72,16 +84,51 @@ def _plan_op(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
     return planner(op, bounds)
 
 
-def _compute_merged_shape(groups: _Groups, sizes: _Extents, bounds: RankBounds) -> list[int] | str:
-    """Compute the shape of the groups, or return why it is impossible."""
+def _compute_merged_shape(
+    groups: _Groups, sizes: _Extents, bounds: RankBounds, var: Var
+) -> list[int | _Product] | str:
+    """Compute the shape of groups of axes of `var`, padded to `sizes`, or return why it is impossible."""
     if len(groups) > bounds.rank:
         return f"{len(groups)} axes are treated differently, the limit is {bounds.rank}"
-    shape = _shape_from_groups(groups, sizes)
+    shape = _compute_extents(groups, sizes, var)
     if shape is None:
         return "more than one dimension is dynamic"
-    if max(shape, default=1) > bounds.extent:
-        return f"merged axes would be {max(shape)} long, the limit is {bounds.extent}"
+    longest = max((extent for extent in shape if isinstance(extent, int)), default=1)
+    if longest > bounds.extent:
+        return f"merged axes would be {longest} long, the limit is {bounds.extent}"
     return shape
+
+
+def _compute_extents(groups: _Groups, sizes: _Extents, var: Var) -> list[int | _Product] | None:
+    """Compute the extents of groups of axes of `var`, whose shape is padded in front to `sizes`.
+
+    Several unknown extents are products of the sizes of the reshape that `var` is computed from. Return None if they
+    are not known from a reshape.
+    """
+    shape = _shape_from_groups(groups, sizes)
+    if shape.count(-1) < 2:
+        return [*shape]
+    source = _find_reshape_sizes(var)
+    if source is None:
+        return None
+    padded = _ReshapeSizes(source.operand, [*[None] * (len(sizes) - var.rank), *source.axes])
+    return [_compute_product(group, sizes, padded) for group in groups]
+
+
+def _compute_own_shape(var: Var) -> list[int | _Product] | None:
+    """Compute the shape of `var`; None if several extents are unknown and not those of a reshape."""
+    return _compute_extents([[axis] for axis in range(var.rank)], _extents_from_shape(var.shape), var)
+
+
+def _compute_product(group: Sequence[int], sizes: _Extents, source: _ReshapeSizes) -> int | _Product:
+    """Compute the extent of a group of axes from the operand `shape` of a reshape."""
+    places = tuple(place for axis in group if (place := source.axes[axis]) is not None)
+    if any(source.known[place] == -1 for place in places):
+        return -1
+    if all(sizes[axis] is not None for axis in group):
+        return prod(int(sizes[axis] or 0) for axis in group)
+    number = prod(int(sizes[axis] or 0) for axis in group if source.axes[axis] is None)
+    return _Product(source.operand, places, number)
 
 
 def _plan_reshape(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
@@ -89,15 +136,22 @@ def _plan_reshape(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
 
 
 def _plan_shape(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
-    """Plan to read the shape from the operand `shape` of the reshape that makes the value."""
-    sizes = _find_reshape_sizes(op.x)
-    if sizes is None or -1 in sizes.known and None in sizes.known:
+    """Plan to read the shape from the operand `shape` of the reshape that the value is computed from."""
+    source = _find_reshape_sizes(op.x)
+    if source is None:
         return "its sizes are not those of a reshape"
-    if -1 in sizes.known:
-        return lambda mb, reshape: [_build_sizes(mb, reshape(op.x, None), [sizes.known[axis] for axis in sizes.axes])]
-    if sizes.axes == sorted(sizes.axes):
-        return lambda mb, reshape: [sizes.operand]
-    return lambda mb, reshape: [mb.gather(x=sizes.operand, indices=np.array(sizes.axes, np.int32), axis=0)]
+    sizes = _extents_from_shape(op.x.shape)
+    known = [size if place is None else source.known[place] for size, place in zip(sizes, source.axes)]
+    if -1 in known and None in known:
+        return "its sizes are not those of a reshape"
+    if -1 in known:
+        return lambda mb, reshape: [_build_sizes(mb, reshape(op.x, None), known)]
+    if source.axes == list(range(len(source.known))):
+        return lambda mb, reshape: [source.operand]
+    if None in source.axes:
+        shape = [_compute_product([axis], sizes, source) for axis in range(len(sizes))]
+        return lambda mb, reshape: [_build_shape(mb, shape)]
+    return lambda mb, reshape: [mb.gather(x=source.operand, indices=np.array(source.axes, np.int32), axis=0)]
 
 
 def _build_sizes(mb: Any, x: Var, known: Sequence[int | None]) -> Var:
@@ -109,10 +163,13 @@ def _build_sizes(mb: Any, x: Var, known: Sequence[int | None]) -> Var:
 
 
 class _ReshapeSizes(NamedTuple):
-    """The operand `shape` of a reshape, of which one element may be -1, and the element for each axis of a value."""
+    """The operand `shape` of a reshape, of which one element may be -1, and the element for each axis of a value.
+
+    An axis of another size, which is known, has the element None.
+    """
 
     operand: Var
-    axes: list[int]
+    axes: list[int | None]
 
     @property
     def known(self) -> list[int | None]:
@@ -120,22 +177,37 @@ class _ReshapeSizes(NamedTuple):
 
 
 def _find_reshape_sizes(var: Var) -> _ReshapeSizes | None:
-    """Find the sizes of `var` where elementwise ops and transposes make it of the result of a reshape."""
-    op, axes = var.op, list(range(var.rank))
-    while op is not None and op.op_type != "reshape":
-        if op.op_type == "transpose" and get_const_value(op.perm) is not None:
-            axes = [int(op.perm.val[axis]) % len(axes) for axis in axes]
-            op = op.x.op
-        elif op.op_type in UNARY_OPS:
-            op = op.x.op
-        elif op.op_type in BROADCASTING_OPS and (only := _find_only_tensor(op)):
-            op = op.inputs[only].op
-        else:
+    """Find the sizes of `var` where ops that keep all dynamic sizes compute it from the result of a reshape."""
+    axes: list[int | None] = list(range(var.rank))
+    while var.op is not None and var.op.op_type != "reshape":
+        found = _find_operand_axes(var)
+        if found is None:
             return None
-    if op is None or op.shape.sym_val is None:
+        var, kept = found
+        axes = [None if axis is None else kept[axis] for axis in axes]
+    if var.op is None or var.op.shape.sym_val is None:
         return None
-    sizes = _ReshapeSizes(op.shape, axes)
+    sizes = _ReshapeSizes(var.op.shape, axes)
     return None if 0 in sizes.known else sizes
+
+
+def _find_operand_axes(var: Var) -> tuple[Var, list[int | None]] | None:
+    """Find an operand that has all dynamic sizes of `var`, and the axis there for each axis of `var`.
+
+    Equal symbols are equal sizes. An axis of another size, which is known, has no axis there.
+    """
+    op = var.op
+    for operand in get_flat_inputs(op):
+        axes = list(range(operand.rank))
+        if op.op_type == "transpose":
+            axes = [int(axis) % operand.rank for axis in get_const_value(op.perm, [])]
+        elif operand.rank > var.rank:  # the op removes axes
+            removed = {int(axis) % operand.rank for axis in get_const_value(op.inputs.get("axes"), [])}
+            axes = [axis for axis in axes if axis not in removed]
+        if len(axes) == var.rank and all(
+                size == operand.shape[axis] or not is_symbolic(size) for size, axis in zip(var.shape, axes)):
+            return operand, [axis if size == operand.shape[axis] else None for size, axis in zip(var.shape, axes)]
+    return None
 
 
 def _find_only_tensor(op: Operation) -> str | None:
@@ -152,13 +224,13 @@ def _find_constant_obstacle(op: Operation) -> str:
     return "its operand is a constant" if is_const(op.x) or is_compressed(op.x) else ""
 
 
-def _isolate_axis(x: Var, axis: int, bounds: RankBounds) -> tuple[list[int], int] | str:
+def _isolate_axis(x: Var, axis: int, bounds: RankBounds) -> tuple[list[int | _Product], int] | str:
     """Return a shape of `x` with all axes before `axis` merged, and all after it, and the new position of `axis`."""
     axis %= x.rank
     sizes = _extents_from_shape(x.shape)
     keys = [None if size == 1 and at != axis else (at > axis) - (at < axis) for at, size in enumerate(sizes)]
     groups = _group_axes(keys, sizes, bounds.rank)
-    shape = _compute_merged_shape(groups, sizes, bounds)
+    shape = _compute_merged_shape(groups, sizes, bounds, x)
     return shape if isinstance(shape, str) else (shape, _find_group_of_axis(groups, axis))
 
 
@@ -179,7 +251,7 @@ def _plan_layer_norm(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
     # gamma and beta have the normalized axes, which stay as they are.
     keys = [at if at in axes else None if size == 1 else -1 for at, size in enumerate(sizes)]
     groups = _group_axes(keys, sizes, bounds.rank)
-    shape = _compute_merged_shape(groups, sizes, bounds)
+    shape = _compute_merged_shape(groups, sizes, bounds, op.x)
     if isinstance(shape, str):
         return shape
     over = [at for at, group in enumerate(groups) if axes.intersection(group)]
@@ -210,14 +282,14 @@ def _plan_stack(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
         sizes = _extents_from_shape(var.shape)
         keys = [None if size == 1 else at >= axis for at, size in enumerate(sizes)]
         groups = _group_axes(keys, sizes, bounds.rank - 1)
-        shape = _compute_merged_shape(groups, sizes, RankBounds(bounds.rank - 1, bounds.extent, 1))
+        shape = _compute_merged_shape(groups, sizes, bounds._replace(rank=bounds.rank - 1), var)
         at = sum(any(keys[each] is False for each in group) for group in groups)
         found.append(shape if isinstance(shape, str) else ([*shape[:at], 1, *shape[at:]], at))
     return _plan_join(op, found)
 
 
-def _plan_join(op: Operation, found: Sequence[tuple[list[int], int] | str]) -> _BuildFunction | str:
-    fits: list[tuple[list[int], int]] = []
+def _plan_join(op: Operation, found: Sequence[tuple[list[int | _Product], int] | str]) -> _BuildFunction | str:
+    fits: list[tuple[list[int | _Product], int]] = []
     for each in found:
         if isinstance(each, str):
             return each
@@ -233,7 +305,7 @@ def _plan_reduce(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
     sizes = _extents_from_shape(op.x.shape)
     keys = [None if size == 1 and at not in axes else at in axes for at, size in enumerate(sizes)]
     groups = _group_axes(keys, sizes, bounds.rank)
-    shape = _compute_merged_shape(groups, sizes, bounds)
+    shape = _compute_merged_shape(groups, sizes, bounds, op.x)
     if isinstance(shape, str):
         return shape
     over = [at for at, group in enumerate(groups) if axes.intersection(group)]
@@ -247,7 +319,7 @@ def _plan_tile(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
     sizes = _extents_from_shape(op.x.shape)
     keys = [(at if times != 1 else None if size == 1 else -1) for at, (times, size) in enumerate(zip(reps, sizes))]
     groups = _group_axes(keys, sizes, bounds.rank)
-    shape = _compute_merged_shape(groups, sizes, bounds)
+    shape = _compute_merged_shape(groups, sizes, bounds, op.x)
     if isinstance(shape, str):
         return shape
     times = [int(np.prod([reps[axis] for axis in group])) for group in groups]
@@ -276,7 +348,7 @@ def _plan_elementwise(op: Operation, bounds: RankBounds) -> _BuildFunction | str
 
 def _merge_broadcast_shapes(
     operands: dict[str, Var], output: Sequence[Any], bounds: RankBounds
-) -> dict[str, list[int]] | str:
+) -> dict[str, list[int | _Product]] | str:
     """Compute the shape of each operand that has a rank, so that they broadcast as before."""
     shapes = {name: pad_shape_to_rank(var.shape, len(output)) for name, var in operands.items() if var.rank}
     if any(is_compressed(var) for var in operands.values()):
@@ -288,9 +360,9 @@ def _merge_broadcast_shapes(
             return "whether a dynamic dimension broadcasts is unknown"
         keys.append(None if all(each == 1 for each in extents) else tuple(each == 1 for each in extents))
     groups = _group_axes(keys, _extents_from_shape(output), bounds.rank)
-    result: dict[str, list[int]] = {}
+    result: dict[str, list[int | _Product]] = {}
     for name, padded in shapes.items():
-        shape = _compute_merged_shape(groups, _extents_from_shape(padded), bounds)
+        shape = _compute_merged_shape(groups, _extents_from_shape(padded), bounds, operands[name])
         if isinstance(shape, str):
             return shape
         result[name] = shape
@@ -310,13 +382,13 @@ def _plan_matmul(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
             return "whether a dynamic dimension broadcasts is unknown"
         keys.append(None if one == other == 1 else (one == 1, other == 1))
     groups = _group_axes(keys, _extents_from_shape(op.outputs[0].shape[:-2]), bounds.rank - 2) if keys else []
-    shapes: dict[str, list[int]] = {}
+    shapes: dict[str, list[int | _Product]] = {}
     for name, batch in batches.items():
         var = op.inputs[name]
         if var.rank == 2:
             continue
         sizes = _extents_from_shape((*batch, *var.shape[-2:]))
-        shape = _compute_merged_shape([*groups, [rank - 2], [rank - 1]], sizes, bounds)
+        shape = _compute_merged_shape([*groups, [rank - 2], [rank - 1]], sizes, bounds, var)
         if isinstance(shape, str):
             return shape
         shapes[name] = shape
@@ -337,20 +409,20 @@ def _plan_transpose(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
     groups, steps = _plan_transposes([int(axis) % op.x.rank for axis in get_const_value(op.perm)], sizes, bounds.rank)
     if len(steps) > bounds.turns:
         return f"{len(steps)} transposes of rank {bounds.rank} would be needed, the limit is {bounds.turns}"
-    shape = _shape_from_groups(groups, sizes)
-    if shape is None:
-        source = _find_reshape_sizes(op.x)
-        if source is None or len(steps) != 1 or len(groups) > bounds.rank:
+    extents = [None if extent == -1 else extent for extent in _shape_from_groups(groups, sizes)]
+    if extents.count(None) > 1:
+        if len(steps) != 1 or len(groups) > bounds.rank:
             return "more than one dimension is dynamic"
+        shape = _compute_merged_shape(groups, sizes, bounds, op.x)
+        if isinstance(shape, str):
+            return shape
         if steps[0] == sorted(steps[0]):
             return lambda mb, reshape: [reshape(op.x, None)]
-        return lambda mb, reshape: [mb.transpose(x=mb.reshape(
-            x=reshape(op.x, None), shape=_build_merged_shape(mb, groups, sizes, source)), perm=steps[0])]
-    extents = [None if extent == -1 else extent for extent in shape]
-    plans: list[tuple[list[int], list[int]]] = []
+        return lambda mb, reshape: [mb.transpose(x=reshape(op.x, shape), perm=steps[0])]
+    plans: list[tuple[list[int | _Product], list[int]]] = []
     for step in steps:
         merged, (order,) = _plan_transposes(step, extents, bounds.rank)
-        merged_shape = _compute_merged_shape(merged, extents, bounds)
+        merged_shape = _compute_merged_shape(merged, extents, bounds, op.x)
         if isinstance(merged_shape, str):
             return merged_shape
         plans.append((merged_shape, order))
@@ -374,7 +446,7 @@ def _plan_slice(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
     ranges = [_read_slice_range(op, axis, size) for axis, size in enumerate(sizes)]
     keys = [axis if each is not None else None if sizes[axis] == 1 else -1 for axis, each in enumerate(ranges)]
     groups = _group_axes(keys, sizes, bounds.rank)
-    shape = _compute_merged_shape(groups, sizes, bounds)
+    shape = _compute_merged_shape(groups, sizes, bounds, op.x)
     if isinstance(shape, str):
         return shape
     if any(each is not None and sizes[axis] is None for axis, each in enumerate(ranges)):
@@ -466,6 +538,11 @@ def _group_axes(keys: Sequence[Hashable], sizes: _Extents, most: int) -> list[li
             break
         _join_neighbors(groups, min(pairs, key=lambda at: _compute_size([*groups[at], *groups[at + 1]], sizes)))
         named = [_find_group_key(group, keys) for group in groups]
+    # Open groups that are treated alike become one, of which the extent is inferred.
+    opened = [at for at, group in enumerate(groups) if any(sizes[axis] is None for axis in group)]
+    for first, last in reversed(list(pairwise(opened))):
+        if len(set(named[first:last + 1])) == 1:
+            groups[first:last + 1] = [[axis for group in groups[first:last + 1] for axis in group]]
     return groups
 
 
@@ -482,26 +559,22 @@ def _compute_size(axes: Sequence[int], sizes: _Extents) -> int:
     return prod(_OPEN_AXIS_SIZE if sizes[axis] is None else int(sizes[axis] or 0) for axis in axes)
 
 
-def _shape_from_groups(groups: _Groups, sizes: _Extents) -> list[int] | None:
-    """Return the extents of the groups, -1 for one unknown extent; None where more than one is unknown."""
-    shape = [-1 if any(sizes[axis] is None for axis in group) else prod(int(sizes[axis] or 0) for axis in group)
-             for group in groups]
-    return None if shape.count(-1) > 1 else shape
+def _shape_from_groups(groups: _Groups, sizes: _Extents) -> list[int]:
+    """Return the extents of the groups, -1 for each unknown extent."""
+    return [-1 if any(sizes[axis] is None for axis in group) else prod(int(sizes[axis] or 0) for axis in group)
+            for group in groups]
 
 
-def _build_merged_shape(mb: Any, groups: _Groups, sizes: _Extents, source: _ReshapeSizes) -> Var:
-    """Build the extents of groups of axes, of which several are unknown, from the operand `shape` of a reshape."""
-    known = source.known
+def _build_shape(mb: Any, shape: _Shape) -> Var:
+    """Build the operand `shape` of a reshape, int32 of one element an axis, with the products that it has."""
     parts = []
-    for group in groups:
-        if any(known[source.axes[axis]] == -1 for axis in group):
-            parts.append(mb.const(val=np.array([-1], np.int32)))
-        elif all(sizes[axis] is not None for axis in group):
-            parts.append(mb.const(val=np.array([prod(int(sizes[axis] or 0) for axis in group)], np.int32)))
-        else:
-            places = np.array([source.axes[axis] for axis in group], np.int32)
-            chosen = mb.gather(x=source.operand, indices=places, axis=0)
-            parts.append(mb.reduce_prod(x=chosen, axes=[0], keep_dims=True) if len(group) > 1 else chosen)
+    for extent in shape:
+        if isinstance(extent, int):
+            parts.append(mb.const(val=np.array([extent], np.int32)))
+            continue
+        part = mb.gather(x=extent.operand, indices=np.array(extent.places, np.int32), axis=0)
+        part = mb.reduce_prod(x=part, axes=[0], keep_dims=True) if len(extent.places) > 1 else part
+        parts.append(mb.mul(x=part, y=np.int32(extent.number)) if extent.number != 1 else part)
     return mb.concat(values=parts, axis=0)
 
 
@@ -570,17 +643,19 @@ def plan_region(
 def build_region(mb: RewriteBuilder, plans: Sequence[tuple[Operation, _BuildFunction]], most: int) -> dict[Var, Var]:
     """Build the region with `most` axes at most; return the replacement of each value that leaves it."""
     lowered: dict[Var, Var] = {}
-    reshaped: dict[tuple[Var, tuple[int, ...]], Var] = {}
+    reshaped: dict[tuple[Var, tuple[int | _Product, ...]], Var] = {}
 
-    def reshape_value(var: Var, shape: Sequence[int] | None) -> Var:
+    def reshape_value(var: Var, shape: _Shape | None) -> Var:
         value = lowered.get(var, var)
         if shape is None or list(shape) == get_reshape_extents(value.shape):
             return value
-        if is_const(value):
-            return mb.reshaped(value, tuple(shape))
+        numbers = [extent for extent in shape if isinstance(extent, int)]
+        if is_const(value):  # whose sizes are known
+            return mb.reshaped(value, tuple(numbers))
         key = (value, tuple(shape))
         if key not in reshaped:
-            reshaped[key] = mb.reshape(x=value, shape=np.array(shape, dtype=np.int32))
+            operand = np.array(numbers, np.int32) if numbers == list(shape) else _build_shape(mb, shape)
+            reshaped[key] = mb.reshape(x=value, shape=operand)
         return reshaped[key]
 
     replaced: dict[Var, Var] = {}
@@ -590,9 +665,9 @@ def build_region(mb: RewriteBuilder, plans: Sequence[tuple[Operation, _BuildFunc
                 lowered[old] = new
                 if old.rank > most:
                     continue
-                extents = get_reshape_extents(old.shape)
-                lowered[old] = replaced[old] = reshape_value(new, extents) if extents.count(-1) < 2 else (
-                    mb.reshape(x=new, shape=op.shape))
+                has_operand = op.op_type == "reshape" and get_reshape_extents(old.shape).count(-1) > 1
+                lowered[old] = replaced[old] = (
+                    mb.reshape(x=new, shape=op.shape) if has_operand else reshape_value(new, _compute_own_shape(old)))
     return replaced
 
 
@@ -609,8 +684,7 @@ def _find_region_obstacle(block: Block, ops: Sequence[Operation], most: int) -> 
                 return f"'{var.name}' of rank {var.rank} is an output"
             if var.rank > most and any(reader.enclosing_block is not block for reader in get_consumers(var)):
                 return f"'{var.name}' of rank {var.rank} is used in a nested block"
-            is_computed = op.op_type == "reshape" and _find_reshape_sizes(var) is not None
-            if var.rank <= most and not is_computed and get_reshape_extents(var.shape).count(-1) > 1:
+            if var.rank <= most and _compute_own_shape(var) is None:
                 return f"more than one dimension of '{var.name}' is dynamic"
         for var in get_flat_inputs(op):
             if var.rank > most and (var in entering or (var.op is not None and var.op.enclosing_block is not block)):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import coremltools as ct
 import numpy as np
 import pytest
@@ -170,6 +173,121 @@ def test_several_flexible_sizes_are_read_from_the_view(
     for rows, columns in ((20, 12), (8, 16), (4, 28)):
         x = torch.randn(1, rows if 1 in at else 8, columns if 2 in at else 12, 3)
         np.testing.assert_allclose(outputs(mlmodel, [x])[0], model(x).numpy(), rtol=1e-5, atol=1e-5)
+
+
+class LayerWindows(torch.nn.Module):
+    """Windows of an image, with layers on the value of rank 6 before or after it is transposed."""
+
+    def __init__(self, layer: str, is_first: bool) -> None:
+        super().__init__()
+        self.layer, self.is_first = layer, is_first
+        self.norm, self.wide = torch.nn.LayerNorm(3), torch.nn.LayerNorm((4, 3))
+        self.linear = torch.nn.Linear(3, 5)
+        self.table = torch.nn.Parameter(torch.randn(4, 1, 4, 3))
+        for each in (self.norm.weight, self.norm.bias, self.wide.weight, self.wide.bias):
+            torch.nn.init.normal_(each)
+
+    def apply_layer(self, x: torch.Tensor) -> torch.Tensor:
+        inner = 2 if self.is_first else 3  # the axis of the rows in a window
+        result: torch.Tensor = {
+            "norm": lambda: self.norm(x),
+            "norm of two axes": lambda: self.wide(x),
+            "linear": lambda: self.linear(x),
+            "product": lambda: x @ self.linear.weight.t(),
+            "norm and linear": lambda: self.linear(self.norm(x)).relu(),
+            "scale": lambda: x * self.norm.weight + 1,
+            "table": lambda: x + (self.table if self.is_first else self.table.transpose(0, 1)),
+            "residual": lambda: self.norm(x) + x,
+            "softmax": lambda: x.softmax(inner),
+            "centered": lambda: x - x.mean((inner, 4), keepdim=True),
+            "repeated": lambda: torch.cat([x, x * 2], inner),
+            "mean": lambda: x.mean((inner, 4)),
+            "squeezed": lambda: self.linear(x).amax((inner, 4), keepdim=True).squeeze((inner, 4)),
+        }[self.layer]()
+        return result
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        b, h, w, c = x.shape
+        x = x.view(b, h // 4, 4, w // 4, 4, c)
+        x = self.apply_layer(x) if self.is_first else self.apply_layer(x.permute(0, 1, 3, 2, 4, 5))
+        if x.dim() < 6:
+            return x
+        return (x.permute(0, 1, 3, 2, 4, 5) if self.is_first else x).reshape(-1, 16, x.shape[-1])
+
+
+class NormedReverse(torch.nn.Module):
+    """Windows back to an image, with a norm and a linear layer at rank 6, and one size of the view left to torch."""
+
+    def __init__(self, sizes: str) -> None:
+        super().__init__()
+        self.sizes = sizes
+        self.norm, self.linear = torch.nn.LayerNorm(3), torch.nn.Linear(3, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        b, h, w, c = x.shape
+        windows = x.view(b, h // 4, 4, w // 4, 4, c).permute(0, 1, 3, 2, 4, 5).reshape(-1, 16, c).relu()
+        sizes = {"last": (b, h // 4, w // 4, 4, 4, -1), "first": (-1, h // 4, w // 4, 4, 4, c)}[self.sizes]
+        return self.linear(self.norm(windows.view(sizes))).permute(0, 1, 3, 2, 4, 5).reshape(b, h, w, 5)
+
+
+class ViewedAlike(torch.nn.Module):
+    """A view by the sizes of a value of rank 6, which are read after a linear layer."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        b, h, w, c = x.shape
+        windows = torch.nn.functional.linear(x.view(b, h // 4, 4, w // 4, 4, c), torch.eye(3) + 1)
+        other = torch.nn.functional.layer_norm(x.tanh().view(windows.shape), (c,))
+        return windows.permute(0, 1, 3, 2, 4, 5).reshape(-1, 16, c) + other.permute(0, 1, 3, 2, 4, 5).reshape(-1, 16, c)
+
+
+LAYERS = ("norm", "norm of two axes", "linear", "product", "norm and linear", "scale", "table", "residual", "softmax",
+          "centered", "repeated", "mean", "squeezed")
+LAYERED: dict[str, Callable[[], torch.nn.Module]] = {
+    **{f"{layer} {'before' if first else 'after'}": partial(LayerWindows, layer, first) for layer in LAYERS
+       for first in (True, False)},
+    "first": partial(NormedReverse, "first"), "last": partial(NormedReverse, "last"), "viewed": ViewedAlike,
+}
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("precision", [ct.precision.FLOAT32, ct.precision.FLOAT16])
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+@pytest.mark.parametrize("batch", ["one", "flexible"])
+@pytest.mark.parametrize("name", LAYERED)
+def test_layers_on_values_of_rank_6_with_several_flexible_sizes(
+    name: str, batch: str, frontend: str, precision: ct.precision
+) -> None:
+    torch.manual_seed(0)
+    model, at = LAYERED[name]().eval(), {0, 1, 2} if batch == "flexible" else {1, 2}
+    x = torch.randn(2 if batch == "flexible" else 1, 8, 12, 3)
+    if frontend == "export":
+        dims = {0: torch.export.Dim("batch", min=1, max=8), 1: 4 * torch.export.Dim("rows", min=1, max=8),
+                2: 4 * torch.export.Dim("columns", min=1, max=8)}
+        program = torch.export.export(model, (x,), dynamic_shapes=({axis: dims[axis] for axis in at},))
+    else:
+        program = torch.jit.trace(model, x)
+    inputs = [ct.TensorType("x", [ct.RangeDim(1 if axis == 0 else 4, 32, default=size) if axis in at else size
+                                  for axis, size in enumerate(x.shape)])]
+    mlmodel = ane.convert(program, skip_model_load=True, compute_precision=precision, check=True,
+                          inputs=None if frontend == "export" else inputs)
+    assert max(var.rank for _, op in iterate_ops(mlmodel._mil_program) for var in op.outputs) <= 5
+    error = 1e-5 if precision == ct.precision.FLOAT32 else 2e-2
+    for images, rows, columns in ((1, 20, 12), (3, 8, 16), (2, 4, 28)):
+        x = torch.randn(images if 0 in at else 1, rows, columns, 3)
+        found, true = outputs(mlmodel, [x])[0], model(x).detach().numpy()
+        assert found.shape == true.shape
+        np.testing.assert_allclose(found, true, rtol=error, atol=error)
+
+
+def test_several_flexible_sizes_of_a_slice_are_refused() -> None:
+    """Their sizes are not those of the view."""
+    def model(x: torch.Tensor) -> torch.Tensor:
+        b, h, w, c = x.shape
+        return x.view(b, h // 4, 4, w // 4, 4, c)[:, :, 1:3].permute(0, 1, 3, 2, 4, 5).reshape(-1, 8, c)
+
+    with pytest.raises(ane.torch_frontend.NotConverted, match="transpose '.*': more than one dimension is dynamic"):
+        ane.convert(captured(model, [torch.randn(2, 8, 12, 3)], "trace"), skip_model_load=True, inputs=[
+            ct.TensorType("x", (2, ct.RangeDim(4, 32, default=8), ct.RangeDim(4, 32, default=12), 3))])
 
 
 def test_several_flexible_sizes_that_two_transposes_would_move_are_refused() -> None:
