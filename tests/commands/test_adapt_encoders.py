@@ -256,6 +256,7 @@ def make_biased_encoder(path, form="", precision="FLOAT16", hidden=-1e4):
     return model, {"ids": ids} | dict(zip(["given"], given))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("precision", ["FLOAT32", "FLOAT16"])
 @pytest.mark.parametrize("form", ["", "count", "1 hides", "einsum"])
 def test_buckets_of_positions_are_those_of_the_floats_that_the_model_declares(tmp_path, precision, form):

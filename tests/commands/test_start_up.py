@@ -70,6 +70,7 @@ def test_a_topic_is_the_docstring_of_its_module(name):
     assert Topic(name).text == inspect.getdoc(import_module(f"mil_ane_passes.{TOPICS[name]}"))
 
 
+@pytest.mark.slow
 def test_a_folder_named_as_a_package_is_no_package(fixtures, tmp_path):
     """`python -m` imports from the working folder, too, where coremltools took a clone for an installed ExecuTorch."""
     (tmp_path / "executorch").mkdir()

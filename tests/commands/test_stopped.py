@@ -101,7 +101,7 @@ with handle_stop_signals(), Staging(Path(sys.argv[1])):
 
 def test_a_signal_in_a_finalizer_ends_the_run(tmp_path):
     found = subprocess.run([sys.executable, "-c", IN_A_FINALIZER, str(tmp_path / "out.mlpackage")], cwd=ROOT,
-                           capture_output=True, text=True, preexec_fn=hears_signals)
+                           capture_output=True, text=True, preexec_fn=hears_signals, env=hide_torch())
     assert (found.returncode, found.stdout) == (128 + signal.SIGTERM, "")
     assert found.stderr.splitlines()[-1] == "mil-ane-passes: stopped by SIGTERM; no partial output was written"
     assert "Traceback" not in found.stderr and not list(tmp_path.iterdir())

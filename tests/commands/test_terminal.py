@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import pty
 import re
 import struct
-import subprocess
 import sys
 import termios
+import threading
 
 import pytest
 from coremltools.converters.mil.mil import Builder as mb
@@ -18,7 +19,6 @@ from mil_ane_passes.commands.main import main
 from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.report.terminal import TerminalStyle, choose_style
 from tests.conversions import save_program
-from tests.readme.walk import environment
 
 ESCAPE = re.compile(r"\x1b\[[\d;]*m")
 UNSUPPORTED = "\x1b[1mANE205 cumsum\x1b[0m  \x1b[1;33munsupported\x1b[0m: 1 op"
@@ -31,30 +31,42 @@ def package(tmp_path_factory):
     return path
 
 
-def on_terminal(package, *options, columns=70, **variables):
-    """Run lint with a pseudo terminal as stdout; returns what it prints, with newlines as a pipe has them."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
-    env = {name: value for name, value in environment().items() if name not in ("NO_COLOR", "COLUMNS")}
-    command = [sys.executable, "-m", "mil_ane_passes", "lint", package.name, "--target", "m4", "--no-config", *options]
-    with subprocess.Popen(command, stdout=theirs, stderr=subprocess.PIPE, cwd=package.parent,
-                          env={**env, "TERM": "xterm", **variables}) as process:
-        os.close(theirs)
+@pytest.fixture
+def on_terminal(package, monkeypatch):
+    """A function that runs lint with a pseudo terminal as stdout; returns what it prints, with newlines of a pipe."""
+
+    def run_lint(*options, columns=70, **variables):
+        ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
         parts = []
-        while True:
-            try:
-                parts.append(os.read(ours, 65536))
-            except OSError:  # the terminal is closed
-                break
-            if not parts[-1]:
-                break
-    os.close(ours)
-    assert process.returncode == 1
-    return b"".join(parts).decode().replace("\r\n", "\n")
+        reader = threading.Thread(target=read_terminal, args=(ours, parts))
+        reader.start()
+        with monkeypatch.context() as patches, os.fdopen(theirs, "w") as terminal:
+            for name in ("NO_COLOR", "COLUMNS"):
+                patches.delenv(name, raising=False)
+            for name, value in {"TERM": "xterm", **variables}.items():
+                patches.setenv(name, value)
+            patches.chdir(package.parent)
+            for name in ("stdout", "__stdout__"):  # the width is that of the second
+                patches.setattr(sys, name, terminal)
+            found = main(["lint", package.name, "--target", "m4", "--no-config", *options])
+        reader.join()
+        os.close(ours)
+        assert found == 1
+        return b"".join(parts).decode().replace("\r\n", "\n")
+
+    return run_lint
 
 
-def test_on_a_terminal_there_are_colors_line_breaks_and_no_evidence(package):
-    text = on_terminal(package)
+def read_terminal(file, parts):
+    """Read until the terminal is closed, which holds some kilobytes at most."""
+    with contextlib.suppress(OSError):
+        while part := os.read(file, 65536):
+            parts.append(part)
+
+
+def test_on_a_terminal_there_are_colors_line_breaks_and_no_evidence(on_terminal):
+    text = on_terminal()
     plain = ESCAPE.sub("", text)
     assert UNSUPPORTED in text and "confidence " not in plain
     assert "--verbose shows the evidence for each finding" in plain
@@ -62,20 +74,19 @@ def test_on_a_terminal_there_are_colors_line_breaks_and_no_evidence(package):
     assert all("mil-ane-passes rewrite" in line for line in long), long
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("options", "variables"), [
     ([], {"NO_COLOR": "1"}), (["--color", "never"], {}), ([], {"TERM": "dumb"})], ids=str)
-def test_without_color(package, options, variables):
-    text = on_terminal(package, *options, **variables)
+def test_without_color(on_terminal, options, variables):
+    text = on_terminal(*options, **variables)
     assert "\x1b" not in text and max(map(len, text.splitlines()[:2])) <= 70
 
 
-def test_the_option_comes_before_the_environment(package):
-    assert UNSUPPORTED in on_terminal(package, "--color", "always", NO_COLOR="1")
+def test_the_option_comes_before_the_environment(on_terminal):
+    assert UNSUPPORTED in on_terminal("--color", "always", NO_COLOR="1")
 
 
-def test_verbose_shows_the_evidence(package):
-    text = on_terminal(package, "--verbose")
+def test_verbose_shows_the_evidence(on_terminal):
+    text = on_terminal("--verbose")
     assert "  confidence high; " in text and "--verbose shows" not in text
 
 

@@ -25,6 +25,7 @@ def test_names_are_used_once():
     assert {program for mutant in MUTANTS for program in mutant.programs} == set(DIRECTED_PROGRAMS)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["same-pads-swapped", "gather-negatives-mirrored", "band-by-one"])
 def test_an_error_is_caught(name):
     verdict = run_trial(_BY_NAME[name])

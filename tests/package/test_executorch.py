@@ -21,6 +21,7 @@ from coremltools.models.utils import save_spec
 import mil_ane_passes as ane
 from mil_ane_passes.commands.main import main
 from mil_ane_passes.package import executorch_blob, executorch_program
+from tests.without_torch import hide_torch
 
 PROGRAMS = Path(__file__).parents[2] / "fixtures" / "executorch"
 NAMES = ("mixed", "shared", "inline", "state")
@@ -363,7 +364,8 @@ def cut(options):
 rewrite_executorch.rewrite_model = cut
 sys.exit(main.main(["rewrite", sys.argv[1], "-o", "out.pte", "--no-verify"]))
 """
-    done = subprocess.run([sys.executable, "-c", script, address], capture_output=True, text=True, cwd=tmp_path)
+    done = subprocess.run([sys.executable, "-c", script, address], capture_output=True, text=True, cwd=tmp_path,
+                          env=hide_torch())
     assert done.returncode == 2 and "in.pte: was modified while it was read" in done.stderr, done
     assert sorted(each.name for each in tmp_path.iterdir()) == ["in.pte"]
 

@@ -192,7 +192,7 @@ def repeat_fields(data, descriptor):
             yield data[:f.end] + data[f.start:]
 
 
-@pytest.mark.parametrize("kind", ["state", "control_flow"])
+@pytest.mark.parametrize("kind", ["state", pytest.param("control_flow", marks=pytest.mark.slow)])
 def test_repeated_fields_are_kept_byte_for_byte(kind, tmp_path):
     source = BUILDERS[kind](tmp_path / "source.mlpackage")
     repeated = list(repeat_fields((source / MODEL).read_bytes(), Model_pb2.Model.DESCRIPTOR))

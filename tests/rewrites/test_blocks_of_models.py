@@ -49,7 +49,7 @@ def list_fired(report):
     return {trace.rule: len(trace.fired) for trace in report.traces if trace.fired}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("targets", [("m1", "m4"), pytest.param(TARGETS, marks=pytest.mark.slow)], ids="-".join)
 @pytest.mark.parametrize(("name", "fired"), [
     ("SD 1.5, down", {"fuse_linear_convs": 2, "group_norm_rank_4": 3}),

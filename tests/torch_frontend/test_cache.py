@@ -53,7 +53,7 @@ def converted(module: CachedDecoder, frontend: str) -> ct.models.MLModel:
 
 @pytest.mark.parametrize("kind, frontend", [
     (IndexedCache, "trace"), (IndexedCache, "export"), (SlicedCache, "trace"),  # torch exports no computed slice
-    (ShiftedCache, "trace"), (ShiftedCache, "export")])
+    pytest.param(ShiftedCache, "trace", marks=pytest.mark.slow), (ShiftedCache, "export")])
 def test_every_step_is_pytorchs_and_the_states_fill(kind, frontend):
     module = decoder(kind)
     predictor = ane.runtime.predictor(converted(module, frontend))

@@ -20,7 +20,7 @@ def pad_sizes(form, steps, heads):
     return {"causalMask": [1, 1, (steps, steps), (least, CONTEXT)], **(caches if form.startswith("stateless") else {})}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "form", "steps", "more"), [
     ("llama", "states", 1, {"merge_states": "cache", "state_to_io": "all"}),
     ("llama", "states", 4, {"merge_states": "cache"}),

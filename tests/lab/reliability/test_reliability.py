@@ -15,33 +15,48 @@ from . import table
 MEMORY = Path("/dev/shm")
 
 
-@pytest.fixture(scope="module")
-def figures(tmp_path_factory):
+KILLS = ("kills", "kills_overwrite", "kill_steps", "kill_steps_overwrite")
+REFUSALS = ("limit", "limit_overwrite", "refusals", "refusals_overwrite", "small_disk")
+TOGETHER = ("processes", "processes_overwrite", "threads")
+
+
+def measure_figures(tmp_path_factory, names):
     folder = MEMORY if os.access(MEMORY, os.W_OK) else tmp_path_factory.mktemp("reliability")
-    done = subprocess.run([sys.executable, "-m", "tests.lab.reliability", "--quick", "--folder", folder], check=False,
-                          capture_output=True, text=True, cwd=Path(__file__).parents[3])
+    command = [sys.executable, "-m", "tests.lab.reliability", "--quick", "--folder", folder, "--only", *names]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=Path(__file__).parents[3])
     assert done.stdout, done.stderr[-3000:]
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.fixture(scope="module")
+def figures(tmp_path_factory):
+    return measure_figures(tmp_path_factory, REFUSALS + TOGETHER)
+
+
+@pytest.fixture(scope="module")
+def figures_of_kills(tmp_path_factory):
+    return measure_figures(tmp_path_factory, KILLS)
+
+
 @pytest.mark.slow
-def test_killed_runs_leave_a_whole_package_or_none(figures):
+def test_killed_runs_leave_a_whole_package_or_none(figures_of_kills):
     for name in ("kills", "kill_steps"):
-        assert figures[name]["tries"] >= 2 and figures[name]["failures"] == 0
-        assert set(figures[name]) & {"old", "broken"} == set()
-    assert figures["kill_steps"]["absent"] and figures["kill_steps"]["left over"], "some are killed in their midst"
+        assert figures_of_kills[name]["tries"] >= 2 and figures_of_kills[name]["failures"] == 0
+        assert set(figures_of_kills[name]) & {"old", "broken"} == set()
+    steps = figures_of_kills["kill_steps"]
+    assert steps["absent"] and steps["left over"], "some are killed in their midst"
 
 
 @pytest.mark.slow
-def test_killed_runs_leave_the_old_package_or_the_new_one(figures):
+def test_killed_runs_leave_the_old_package_or_the_new_one(figures_of_kills):
     for name in ("kills_overwrite", "kill_steps_overwrite"):
-        assert figures[name]["tries"] >= 2 and figures[name]["failures"] == 0
-        assert set(figures[name]) & {"absent", "broken"} == set()
-    assert figures["kill_steps_overwrite"]["old"] and figures["kill_steps_overwrite"]["whole"]
+        assert figures_of_kills[name]["tries"] >= 2 and figures_of_kills[name]["failures"] == 0
+        assert set(figures_of_kills[name]) & {"absent", "broken"} == set()
+    assert figures_of_kills["kill_steps_overwrite"]["old"] and figures_of_kills["kill_steps_overwrite"]["whole"]
 
 
-@pytest.mark.parametrize("name", ["limit", "limit_overwrite", "refusals", "refusals_overwrite", "small_disk"])
+@pytest.mark.parametrize("name", REFUSALS)
 def test_a_disk_that_refuses_is_an_error_with_nothing_left(figures, name):
     if not figures[name].get("tries"):
         pytest.skip("this user may not mount a disk")

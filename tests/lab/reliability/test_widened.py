@@ -89,6 +89,7 @@ def test_scatters(name, program, tmp_path):
     lint_and_rewrite(write_package(tmp_path, model, model.get_spec()))
 
 
+@pytest.mark.slow
 def test_the_command_says_what_a_range_is(tmp_path):
     """As users call it: the limit holds for all that the process does."""
     path = write_package(tmp_path, *make_range_model((1 << 31) - 1))

@@ -328,7 +328,7 @@ class Decodes(nn.Module):
         return self.decoder(x, x * 0.5)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("batch_first", [False, True])
 def test_a_scripted_decoder_of_several_layers(batch_first, norm_first):
