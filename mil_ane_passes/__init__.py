@@ -8,10 +8,10 @@ them.
 Importing this registers the passes `ane::*` with coremltools and changes nothing else.
 
 Every function may be called from several threads. coremltools keeps the program it builds in globals, so a second
-thread waits until the first one is done. Use processes for parallel work (`batch(..., jobs=N)`); reports of `lint` and
-`rewrite` hold programs, so that a function in another process returns their `to_dict()` or text. A progress callback
-may call the API again, but must not wait for another thread that does. coremltools' own functions are not covered: with
-several threads, call `ct.convert` and the MIL builder inside `with mil_ane_passes.exclusive():`.
+thread waits until the first one is done. Use processes for parallel work (`batch(..., jobs=N)`). Reports of `lint` and
+`rewrite` hold programs and cannot be pickled: return their `to_dict()` or `str()` from a function in another process.
+A progress callback may call the API again, but must not wait for another thread that does. coremltools' own functions
+are not covered: with several threads, call `ct.convert` and the MIL builder inside `with mil_ane_passes.exclusive():`.
 """
 
 from __future__ import annotations

@@ -84,4 +84,4 @@ class SourceOutlook:
         except InputError:
             # The recognizers raise InputError for every other kind of model.
             return ""
-        return kind if kind and self._source_forecast.unsupported else ""  # the forecast takes the most time
+        return kind if kind and self._source_forecast.unsupported else ""  # last: it is slow

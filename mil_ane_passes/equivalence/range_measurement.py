@@ -21,9 +21,10 @@ Progress = Callable[[str], None]
 def measure_ranges(program: Program, made: Sequence[Plan], progress: Progress = lambda text: None) -> MeasuredRanges:
     """Measure the range of every numeric value, including inputs, over the runs `made` at float32.
 
-    The result can also compute the error of another program's outputs in these runs. Random feeds that the program
-    cannot run (of an unsupported size, or beyond the limit on memory) are omitted, unless no feeds remain. Raises
-    InputError for user-supplied feeds that do not fit, and NotSupported for an op that the runtime does not support.
+    The result can also compute the error of another program's outputs in these runs. Sampled feeds that the program
+    cannot run (their size is unsupported, or the run exceeds the memory limit) are omitted. Raises InputError or
+    MemoryLimitReached if no feeds remain, or if such feeds are user-supplied, and NotSupported for an op that the
+    runtime does not support.
     """
     found: dict[Var, Range] = {}
     runs: list[tuple[Plan, Results]] = []

@@ -105,10 +105,13 @@ def _fuse_linear_bias(host: Callable[..., Any], linear: Operation, add: Operatio
 
 @_correct("fuse_conv_bias", "_try_to_transform")
 def _fuse_conv_bias(host: Callable[..., Any], conv: Operation, add: Operation) -> bool:
-    """A constant that is subtracted from a convolution is not negated in place, which changes the torch module and all
-    other ops that read it; a scalar is not added to a grouped transposed convolution without a bias, which fails; a
-    constant of higher rank, with which the result silently loses dimensions, is added after an expand_dims; one of
-    several channels is not fused with a convolution to one channel, which fails."""
+    """Correct four faults.
+
+    - A subtracted constant is negated in place, which changes the torch module and all other ops that read it: copy it.
+    - A constant of higher rank makes the result silently lose dimensions: add it after an expand_dims.
+    - A scalar and a grouped transposed convolution without a bias fail: do not fuse them.
+    - A constant of several channels and a convolution to one channel fail: do not fuse them.
+    """
     if _raise_rank(conv, add):
         return False
     bias = add.y if add.op_type == "sub" or add.x.val is None else add.x
@@ -141,8 +144,8 @@ def _fuse_transposed_conv_bias(host: Callable[..., Any], conv: Operation, block:
 
 @_correct("fuse_elementwise_to_batchnorm", "_try_to_transform")
 def _fuse_batch_norm(host: Callable[..., Any], mul: Operation, add: Operation, block: Block) -> bool:
-    """A product and a sum that make several channels of one, which become a normalization of one channel by several
-    values, and those whose constants differ in size are kept."""
+    """A product and a sum are fused only if both constants have one value for each channel of the operand. Constants
+    that broadcast one channel to several become an invalid batch_norm: several values for an input of one channel."""
     constants = [var for op in (mul, add) for var in (op.x, op.y) if var.val is not None]
     channels = next((var.shape[1] for var in (mul.x, mul.y) if var.val is None and var.rank > 1), None)
     return all(np.size(var.val) == channels for var in constants) and bool(host(mul, add, block))

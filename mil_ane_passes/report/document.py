@@ -23,12 +23,12 @@ class Document:
     """A report that notebooks show and that is saved to a file, in a form that the suffix selects."""
 
     def __reduce__(self) -> NoReturn:
-        """Raise TypeError: programs cannot be pickled."""
-        raise TypeError(f"found a {type(self).__name__}, which holds programs and cannot be pickled or copied deeply; "
-                        "expected its to_dict() or str(), as the result of a function in another process")
+        """Raise TypeError: a report holds programs, which cannot be pickled."""
+        raise TypeError(f"a {type(self).__name__} holds programs and cannot be pickled or deep-copied; "
+                        "expected its to_dict() or str(): return one of them from a function in another process")
 
     def __copy__(self) -> Document:
-        """Return a report with the same parts, which `__reduce__` would reject."""
+        """Return a shallow copy; `copy.copy` would otherwise call `__reduce__`."""
         made = object.__new__(type(self))
         vars(made).update(vars(self))
         return made

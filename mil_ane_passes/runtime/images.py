@@ -73,7 +73,7 @@ def array_from_planes(who: str, array: np.ndarray[Any, Any], colour: int) -> np.
 
 
 def _find_mode(who: str, colour: int) -> str:
-    """Return the mode of PIL images in this colour layout."""
+    """Return the mode of PIL images in this colour layout. Raises InputError, with `who`, for an unknown layout."""
     if colour not in _MODES:
         raise InputError(f"{who}: the model's colour layout {colour} is not known; expected RGB, BGR or GRAYSCALE")
     return _MODES[colour]
@@ -84,7 +84,7 @@ def pixels_from_array(array: np.ndarray[Any, Any], colour: int) -> np.ndarray[An
 
     Returns uint8 (height, width[, 3]) in RGB order, or float32 (height, width) for a float16 greyscale image. Values
     are rounded to the nearest pixel and limited to 0..255 (what Core ML does with fractions is not documented). Raises
-    InputError for a colour layout that is not known.
+    InputError for an unknown colour layout.
     """
     mode = _find_mode("image", colour)
     planes = array.reshape(array.shape[-3:]).astype(np.float32)

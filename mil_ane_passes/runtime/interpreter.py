@@ -238,7 +238,7 @@ class Interpreter:
                 self.hold(id(var), stored)
                 if self.observer is not None:
                     self.observer(op, var, stored)
-            if self.live.bytes > self.live.most:  # with results whose size is not known before
+            if self.live.bytes > self.live.most:  # results of unpredicted sizes
                 self.live.require_room(op, 0)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):

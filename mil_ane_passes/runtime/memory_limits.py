@@ -153,7 +153,10 @@ class LiveValues:
             self.bytes -= self._held.pop(place)[0]
 
     def require_room(self, op: Any, nbytes: int) -> None:
-        """Raise MemoryLimitReached when `nbytes` more for `op` exceed the limit together with the live values."""
+        """Raise MemoryLimitReached if the live values and `nbytes` more, which `op` needs, exceed the limit.
+
+        `nbytes` 0 checks the live values alone.
+        """
         if self.bytes + nbytes > self.most:
             held = f"{_format_bytes(self.bytes)} of values still needed"
             what = f"makes {_format_bytes(nbytes)} in addition to {held}" if nbytes else f"there are {held} after it"

@@ -207,7 +207,7 @@ class _ConversionCheck:
         """Compare at the size of `plan`; return the error with which the torch model rejects it.
 
         An exported model rejects sizes that its guards exclude. Raises InputError if the user asked for this size.
-        `is_narrowed` states that the floats of the plan are from 0 to 1 as others give results beyond fp16.
+        `is_narrowed` states that the floats of the plan were scaled to 0..1, because the results exceeded fp16.
         """
         feeds = self._images(plan.feeds)
         try:
@@ -261,9 +261,10 @@ class _ConversionCheck:
     def _narrow_floats(
         self, expected: Mapping[str, Array], plan: Plan, differing: Sequence[OutputDifference]
     ) -> Plan | None:
-        """Return the plan with floats from 0 to 1, if its results are beyond fp16; None if they are not.
+        """Return the plan with the magnitudes of its floats, scaled to 0..1, if its results exceed fp16; else None.
 
-        Such is an iteration that is bounded for the pixels of an image, and grows without limit for other numbers.
+        For example, an iteration may be bounded for pixels from 0 to 1, and grow without limit for other numbers.
+        Returns None for user-supplied feeds, for programs that are not fp16, and if scaling changes no feed.
         """
         largest = max(float(np.max(np.abs(expected[each.output]), initial=0.0)) for each in differing)
         feeds = {name: np.abs(value) / max(1.0, float(np.max(np.abs(value), initial=0.0)))
@@ -272,14 +273,14 @@ class _ConversionCheck:
         if plan.asked or not is_fp16 or not largest >= MIN_FP16_OVERFLOW or all(
                 value is plan.feeds[name] or np.array_equal(value, plan.feeds[name]) for name, value in feeds.items()):
             return None
-        _log.warning("check: at %s, results reach %.3g, which fp16 cannot hold, so that floats from 0 to 1 were "
-                     "compared in place of these; pass feeds= or ranges= as in production",
+        _log.warning("check: at %s, results reach %.3g, which fp16 cannot hold; compared on floats from 0 to 1 "
+                     "instead; pass feeds= or ranges= like those in production to choose the inputs",
                      _describe_plan(plan), largest)
         return replace(plan, feeds={name: value.astype(plan.feeds[name].dtype) for name, value in feeds.items()},
                        label=f"{plan.label}, floats from 0 to 1")
 
     def _make_random_model_error(self, random: Sequence[str], feeds: Mapping[str, Array], plan: Plan) -> InputError:
-        """Make the error for a torch model whose results `random` are others in each run."""
+        """Make the error for a torch model whose results `random` differ between runs."""
         first = find_first_random_value(self._module, feeds, plan.state)
         verb, place = "differs" if len(random) == 1 else "differ", f", first at {first.location}" if first else ""
         return InputError(

@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 MAX_RANK = 5
-"The highest rank of a tensor in Core ML."
+"The maximum rank of a tensor in Core ML."
 
 Size: TypeAlias = int | Var
 """A size: an int where it is constant, else a rank 0 int32 Var."""

@@ -1284,7 +1284,7 @@ def check_curves(**how: Any) -> Any:
 def test_results_beyond_fp16_are_compared_on_numbers_from_0_to_1(caplog):
     with caplog.at_level(logging.WARNING, "mil_ane_passes"):
         check_curves()
-    assert [record for record in caplog.records if "fp16 cannot hold, so that floats from 0 to 1" in record.message]
+    assert [record for record in caplog.records if "fp16 cannot hold; compared on floats from 0 to 1" in record.message]
 
 
 def test_a_fault_of_a_pass_is_found_on_numbers_from_0_to_1():

@@ -35,7 +35,7 @@ __all__ = ["BITWISE_OPS", "UNARY_OPS", "RankBounds", "build_region", "decompose_
 
 
 class _Product(NamedTuple):
-    """A computed extent: `number` times the elements at `places` of the operand `shape` of a reshape."""
+    """A dynamic extent: `number` times the product of the elements at `places` of `operand`, a reshape's `shape`."""
 
     operand: Var
     places: tuple[int, ...]
@@ -102,8 +102,8 @@ def _compute_merged_shape(
 def _compute_extents(groups: _Groups, sizes: _Extents, var: Var) -> list[int | _Product] | None:
     """Compute the extents of groups of axes of `var`, whose shape is padded in front to `sizes`.
 
-    Several unknown extents are products of the sizes of the reshape that `var` is computed from. Return None if they
-    are not known from a reshape.
+    Several unknown extents are products of elements of the operand `shape` of the reshape that `var` is computed from.
+    Return None if there is no such reshape.
     """
     shape = _shape_from_groups(groups, sizes)
     if shape.count(-1) < 2:
@@ -116,7 +116,7 @@ def _compute_extents(groups: _Groups, sizes: _Extents, var: Var) -> list[int | _
 
 
 def _compute_own_shape(var: Var) -> list[int | _Product] | None:
-    """Compute the shape of `var`; None if several extents are unknown and not those of a reshape."""
+    """Compute the shape of `var`; None if several extents are unknown and no reshape determines them."""
     return _compute_extents([[axis] for axis in range(var.rank)], _extents_from_shape(var.shape), var)
 
 
@@ -139,11 +139,11 @@ def _plan_shape(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
     """Plan to read the shape from the operand `shape` of the reshape that the value is computed from."""
     source = _find_reshape_sizes(op.x)
     if source is None:
-        return "its sizes are not those of a reshape"
+        return "its dynamic sizes are not elements of the operand 'shape' of a reshape"
     sizes = _extents_from_shape(op.x.shape)
     known = [size if place is None else source.known[place] for size, place in zip(sizes, source.axes)]
     if -1 in known and None in known:
-        return "its sizes are not those of a reshape"
+        return "its dynamic sizes are not elements of the operand 'shape' of a reshape"
     if -1 in known:
         return lambda mb, reshape: [_build_sizes(mb, reshape(op.x, None), known)]
     if source.axes == list(range(len(source.known))):
@@ -155,7 +155,7 @@ def _plan_shape(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
 
 
 def _build_sizes(mb: Any, x: Var, known: Sequence[int | None]) -> Var:
-    """Build the sizes of a value that has the elements of `x`: those in `known`, and the one that is -1 there."""
+    """Build the shape of a value with the elements of `x`: the sizes in `known`, of which -1 is inferred."""
     count = mb.reduce_prod(x=mb.shape(x=x), axes=[0], keep_dims=True)
     inferred = mb.floor_div(x=count, y=np.int32(-prod(size or 0 for size in known)))
     return mb.concat(values=[
@@ -163,9 +163,9 @@ def _build_sizes(mb: Any, x: Var, known: Sequence[int | None]) -> Var:
 
 
 class _ReshapeSizes(NamedTuple):
-    """The operand `shape` of a reshape, of which one element may be -1, and the element for each axis of a value.
+    """The operand `shape` of a reshape, and for each axis of a value the index of its size there.
 
-    An axis of another size, which is known, has the element None.
+    One element of the operand may be -1. The index is None for an axis of another size, which is a known number.
     """
 
     operand: Var
@@ -192,9 +192,9 @@ def _find_reshape_sizes(var: Var) -> _ReshapeSizes | None:
 
 
 def _find_operand_axes(var: Var) -> tuple[Var, list[int | None]] | None:
-    """Find an operand that has all dynamic sizes of `var`, and the axis there for each axis of `var`.
+    """Find an operand that has all dynamic sizes of `var`, and for each axis of `var` the axis of equal size there.
 
-    Equal symbols are equal sizes. An axis of another size, which is known, has no axis there.
+    Equal symbols are equal sizes. An axis of another size, which is a known number, has None.
     """
     op = var.op
     for operand in get_flat_inputs(op):
@@ -538,7 +538,7 @@ def _group_axes(keys: Sequence[Hashable], sizes: _Extents, most: int) -> list[li
             break
         _join_neighbors(groups, min(pairs, key=lambda at: _compute_size([*groups[at], *groups[at + 1]], sizes)))
         named = [_find_group_key(group, keys) for group in groups]
-    # Open groups that are treated alike become one, of which the extent is inferred.
+    # Dynamic groups that are treated alike become one group, whose extent is inferred.
     opened = [at for at, group in enumerate(groups) if any(sizes[axis] is None for axis in group)]
     for first, last in reversed(list(pairwise(opened))):
         if len(set(named[first:last + 1])) == 1:
@@ -566,7 +566,7 @@ def _shape_from_groups(groups: _Groups, sizes: _Extents) -> list[int]:
 
 
 def _build_shape(mb: Any, shape: _Shape) -> Var:
-    """Build the operand `shape` of a reshape, int32 of one element an axis, with the products that it has."""
+    """Build the operand `shape` of a reshape, int32 [rank], from constants and products."""
     parts = []
     for extent in shape:
         if isinstance(extent, int):

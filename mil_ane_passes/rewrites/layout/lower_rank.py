@@ -24,10 +24,10 @@ class LowerRank(BlockRewrite):
             are implemented as reshape to 6 axes, transpose, reshape. coremltools' own pass fixes exactly this sequence;
             with an op between them, or with two transposes, conversion fails.
     when    All ops of a region of such values are of these types: reshapes, transposes, elementwise ops, broadcasts,
-            select, reductions, softmax, layer norm, concat, stack, split, slices, tile, matmul, linear. At most one
-            dimension is dynamic once axes are merged, or the dynamic ones are sizes that a reshape is given. Merged
-            axes are within the limits of all chips of the target (16384 up to M3). A transpose whose axes cannot be
-            merged to five becomes two, or up to `max_transposes`.
+            select, reductions, softmax, layer norm, concat, stack, split, slices, tile, matmul, linear, shape. At most
+            one dimension is dynamic after axes are merged, or all dynamic sizes are elements of the operand `shape` of
+            a reshape. Merged axes are within the limits of all chips of the target (16384 up to M3). A transpose whose
+            axes cannot be merged to five becomes two, or up to `max_transposes`.
     exact   bitwise, except for sums: sums over merged axes are rounded in a different order.
     cost    the original reshapes; more transposes if one is not enough, each a pass over the data.
 

@@ -19,7 +19,7 @@ _TORCH_FUNCTIONS = {
     "cosh": torch.cosh,
     "erf": torch.erf,
     "exp": torch.exp,
-    "floor": torch.floor,  # as it is, since mod and floor_div are defined by it
+    "floor": torch.floor,  # not rounded first: mod and floor_div are defined by it
     "logical_not": torch.logical_not,
     "round": torch.round,  # half to even, as in numpy
     "sin": torch.sin,
@@ -42,7 +42,7 @@ def cast(op: Any, ins: Any) -> torch.Tensor:
     """Return `x`: storing it in the declared dtype converts it.
 
     Storing truncates floats toward zero and saturates them at the ends of an integer type (which MIL leaves open), and
-    keeps the low bits of integers.
+    keeps the low bits of integers. At float64, floats near an integer are rounded to it before they are truncated.
     """
     x: torch.Tensor = ins["x"]
     return round_to_near_integers(x) if x.dtype is torch.float64 and types.is_int(op.outputs[0].dtype) else x
@@ -54,10 +54,10 @@ def ceil(op: Any, ins: Any) -> torch.Tensor:
 
 
 def round_to_near_integers(x: torch.Tensor) -> torch.Tensor:
-    """Replace numbers of float64 that float32 cannot distinguish from an integer below 2**24 by this integer.
+    """Round float64 values to an integer where float32 cannot distinguish the two (below 2**24); keep all others.
 
-    No var of a program has more digits than float32. `log(2) / log(16) * 8` of constants in float32 is 2 in float32,
-    and 2 - 4e-8 in float64, whose integer part would be another one.
+    No value of a program has more digits than float32. `log(2) / log(16) * 8` of float32 constants is 2 at float32 and
+    2 - 4e-8 at float64, which would be truncated to 1.
     """
     if x.dtype is not torch.float64:
         return x

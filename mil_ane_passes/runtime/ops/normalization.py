@@ -21,7 +21,10 @@ def _scale_channels(y: torch.Tensor, gamma: torch.Tensor | None, beta: torch.Ten
 
 
 def _shape_parameters(ins: Any, x: torch.Tensor, *names: str) -> dict[str, torch.Tensor]:
-    """Return those of `names` that are given, one value for each channel of `x`, with their axis at the channels."""
+    """Return the parameters in `names` that the op has, reshaped to [channels, 1, ...] to broadcast with `x`.
+
+    Raises ValueError for a parameter that does not have one value for each channel.
+    """
     found = {name: ins[name] for name in names if ins.has(name)}
     for name, value in found.items():
         if value.numel() != x.shape[1]:
@@ -38,7 +41,7 @@ def batch_norm(op: Any, ins: Any) -> torch.Tensor:
 
 
 def _shape_batch_norm(ins: Any, x: torch.Tensor) -> list[Any]:
-    """Return mean, deviation, gamma and beta, which are constants."""
+    """Return mean, standard deviation, gamma and beta, each [channels, 1, ...] or None; all are constants."""
     shaped = _shape_parameters(ins, x, "mean", "variance", "gamma", "beta")
     deviation = torch.sqrt(shaped["variance"] + ins["epsilon"])
     return [shaped["mean"], deviation, shaped.get("gamma"), shaped.get("beta")]

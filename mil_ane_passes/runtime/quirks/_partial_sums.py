@@ -100,7 +100,7 @@ def _find_overflows_by_block(products: _Products, sums: torch.Tensor, limit: flo
 def sum_magnitudes(inputs: OpInputs, start: torch.Tensor) -> torch.Tensor:
     """Sum, for each element, the magnitudes of its products and its `start`: no partial sum exceeds this.
 
-    Raises MemoryLimitReached if this memory exceeds the limit together with the values of the run and the op's result.
+    Raises MemoryLimitReached if this needs more memory than the limit leaves beside the live values of the run.
     """
     names = {"linear": ("x", "weight"), "matmul": ("x", "y"), "einsum": ("values",)}
     operands = {name: inputs[name] for name in names.get(inputs.op.op_type, ("x", "weight"))}

@@ -3,12 +3,13 @@
 coremltools lowers 2-D adaptive pools of flexible sizes to one element (a global pool) and rejects those to several
 elements, 1-D ones, pools along one of two axes, those of a flexible batch, and all in 3-D. Here a pool to one element
 is a reduction, one whose windows all have the same size a plain pool, and any other a reduction for each window. An
-axis that keeps its size, for which torch has None, can be flexible in any of them.
+axis that keeps its size (None in torch) can be flexible in all of them.
 
-The windows of a flexible size (pyramid pooling of PSPNet and UperNet) are slices whose bounds are computed in integers:
-four ops for each window, and as averages and maxima are separable, `size` windows for each axis. A product with
-computed weights has fewer ops for many windows, but is no maximum, rounds the weights to fp16, and makes NaN of an
-infinite element in the windows without it. A gather of all windows needs one more axis, the sixth for images in 3-D.
+The windows of a flexible size (pyramid pooling of PSPNet and UperNet) are slices whose bounds are computed in int32:
+four ops for each window. Averages and maxima are separable, so each axis needs as many windows as its output size. Two
+alternatives are worse. A matrix product with computed weights needs fewer ops for many windows, but cannot compute a
+maximum, rounds the weights to fp16, and makes infinite elements NaN in the windows that do not contain them. A gather
+of all windows needs one more axis: rank 6 for volumes.
 """
 
 from __future__ import annotations
@@ -71,10 +72,10 @@ def adaptive_pool(context: Any, node: Any) -> None:
 
 
 def _find_kept_axes(context: Any, node: Any, count: int) -> list[bool]:
-    """Return which of the last axes have the size of the input's, by the shapes that torch.export records.
+    """Return, for each of the last `count` axes, whether torch.export records the size of the input for the result.
 
-    An exported program computes the size of a layer's result from that of the program's input; MIL's symbol for it is
-    another.
+    MIL's symbols cannot show it: an exported program computes the size of a layer's result from that of the program's
+    input, for which MIL has another symbol. All are False where no shapes are recorded, as in traces.
     """
     source = next((each for each in context.torch_graph.nodes if each.name == node.inputs[0]), None)
     pooled, own = (getattr((getattr(each, "meta", None) or {}).get("val"), "shape", None) for each in (node, source))
@@ -89,7 +90,7 @@ def _is_size(own: Any, size: Any) -> bool:
 
 
 def _pool_windows(x: Var, sizes: list[Any], maxima: bool) -> Var:
-    """Pool windows of one size by a pool, others one after the other along each axis."""
+    """Build one pool if all windows of an axis have the same size, else a reduction for each window of each axis."""
     own = x.shape[-len(sizes):]
     changed = [(each, size) for each, size in zip(own, sizes, strict=True) if not _is_size(each, size)]
     if any(is_symbolic(each) or each % size for each, size in changed):
@@ -112,7 +113,7 @@ def _pool_axis(x: Var, axis: int, extent: Any, size: int, reduce: Any) -> Var:
     """
     if _is_size(x.shape[axis], size):
         return x
-    if size == 1 and isinstance(extent, Var):  # its window is the axis, which needs no computed bounds
+    if size == 1 and isinstance(extent, Var):  # one window, the entire axis
         entire: Var = reduce(x=x, axes=[axis], keep_dims=True)
         return entire
     others = [other != axis for other in range(x.rank)]
@@ -125,10 +126,10 @@ def _pool_axis(x: Var, axis: int, extent: Any, size: int, reduce: Any) -> Var:
 
 
 def _find_bounds(extent: Any, size: int, axis: int, rank: int) -> Iterator[tuple[Any, Any]]:
-    """Find the begin and the end of each window, as `slice_by_index` takes them: int32 vectors with zeros elsewhere.
+    """Yield `begin` and `end` of `slice_by_index` for each window: int32 [rank], zero for the other axes.
 
-    Window i is from floor(i * extent / size) to ceil((i + 1) * extent / size). Those of a flexible extent are the rows
-    of one matrix. Products stay below 2^31 for extents up to 2^31 / size.
+    Window i is from floor(i * extent / size) to ceil((i + 1) * extent / size). The bounds of a flexible extent are
+    computed together, as the rows of one matrix. Products stay below 2^31 for extents up to 2^31 / size.
     """
     factors = np.zeros((2 * size, rank), np.int32)
     factors[:, axis] = [place for window in range(size) for place in (window, window + 1)]

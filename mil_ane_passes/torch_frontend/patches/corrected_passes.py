@@ -3,9 +3,9 @@
 Among them are `W @ x + b`, whose bias is added to the other axis, a grouped transposed convolution before a BatchNorm
 or a product, whose channels are exchanged, and `conv(x) - buffer`, as of `BatchNorm2d(affine=False)`, which negates the
 buffer of the user's own module. `nn.Linear(n, 1)(x) + 2.0` fails, and a constant of higher rank that is added to a
-linear or a convolution silently loses dimensions. `x * k + b` of one channel and constants of several becomes a
-normalization of one channel. A float that is cast to an integer and then to a bool keeps its
-fraction, so that 0.4 is true. Our pipelines run corrected passes; this patch corrects them in other pipelines.
+linear or a convolution silently loses dimensions. `x * k + b`, where `x` has one channel and the constants have
+several, becomes an invalid `batch_norm`. A float that is cast to an integer and then to a bool keeps its fraction, so
+that 0.4 is true. Our pipelines run corrected passes; this patch corrects them in other pipelines.
 """
 
 from __future__ import annotations

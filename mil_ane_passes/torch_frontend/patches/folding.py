@@ -1,9 +1,9 @@
 """`fold` of overlapping blocks and `unfold` of images: (transposed) convolutions with a kernel of ones and zeros.
 
 Each position in the kernel is a channel of its own; a transposed convolution puts it in its place and adds up overlaps.
-Elements at the far edges that no block reaches are zero. coremltools only folds blocks that do not overlap, to constant
-sizes. It unfolds with a weight of all channels by all channels, in which all but one are zero, and rejects a flexible
-batch.
+Elements at the far edges that no block reaches are zero. `fold` supports flexible output sizes, `unfold` a flexible
+batch, height and width. coremltools folds only blocks that do not overlap, to constant sizes. It unfolds with a weight
+of all channels by all channels, in which all but one are zero, and rejects a flexible batch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..lowering import Size, add_result, bind_arguments, get_dims, to_python, to
 from ..probes import find_fault
 
 PATCH = Patch(code="TORCH118",
-              title="`fold` of overlapping blocks and `unfold` of a flexible batch are rejected",
+              title="`fold` of overlapping blocks or to a flexible size, and `unfold` of a flexible batch are rejected",
               upstream=("none known",))
 
 
@@ -109,7 +109,7 @@ def _read_output_sizes(inputs: Any, node: Any) -> list[Size]:
 
 
 def _count_blocks(entire: Size, pad: int, step: int, width: int, by: int) -> Size:
-    """Return how many blocks fold into an axis of this size."""
+    """Return the number of blocks along an axis of this output size."""
     reach = 2 * pad - step * (width - 1) - 1
     if not isinstance(entire, Var):
         return (entire + reach) // by + 1

@@ -56,8 +56,8 @@ def _make_rank_error(program: Program, error: ValueError) -> NotConverted:
     return NotConverted(
         f"{describe_op_location(high)}: makes a tensor of rank {rank}, but Core ML supports {MAX_RANK} at "
         f"most{reason}; "
-        "merge adjacent axes, pass numbers in place of -1 and of computed sizes, or index or loop over one of them, so "
-        f"that no tensor has more than {MAX_RANK} axes"
+        "merge adjacent axes, index or loop over one of the axes, or pass numbers in place of -1 and of computed "
+        f"sizes, so that no tensor has more than {MAX_RANK} axes"
     )
 
 

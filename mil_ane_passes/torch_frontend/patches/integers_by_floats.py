@@ -1,11 +1,11 @@
-"""Integers that are computed from integers by way of floats stay in fp32 in fp16 models: buckets of distances.
+"""Integers that are computed from integers through floats, such as relative position buckets: fp32 in fp16 models.
 
-T5 counts its distances in buckets by `(torch.log(p / 8) / math.log(16) * 8).long()`, and DeBERTa by `torch.ceil`. At
-float16 coremltools rounds the constants, so that a distance of 16, whose quotient is a whole number, is in the bucket
-before; and fp16 holds no odd number above 2048, so that `(p.float() * scale).long()` skips places of long sequences.
-Here a chain of elementwise ops from integers to a cast to integers is left in fp32, and its divisions stay divisions,
-in place of products with a rounded inverse, so that a quotient of two equal logarithms is 1. The integers at both ends
-run without the Neural Engine in any case (ANE201).
+T5 computes the bucket of a distance `p` as `(torch.log(p / 8) / math.log(16) * 8).long()`, and DeBERTa with
+`torch.ceil`. At float16 coremltools rounds the constants, so a distance of 16, whose quotient is a whole number, gets
+the bucket below. And fp16 has no odd integers above 2048, so `(p.float() * scale).long()` is wrong for many positions
+above that. Here the float ops between integers and a cast to integers stay in fp32. Their divisions by constants stay
+divisions, because a product with the rounded inverse makes a quotient of equal logarithms differ from 1. The integers
+at both ends run without the Neural Engine in any case (ANE201).
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ _CHAIN_OPS = frozenset((
     "slice_by_index", "slice_by_size", "softplus", "sqrt", "square", "squeeze", "stack", "sub", "tan", "tanh", "tile",
     "transpose"))
 _MAX_CHAIN_OPS = 64
-"The most ops of a chain, before an op and after it, which keeps the search linear."
+"The most ops that are searched before an op, and after it; the limit keeps the search linear."
 
 PATCH = Patch(code="TORCH197", severity=Severity.WRONG,
-              title="integers computed from integers by way of floats are rounded to fp16: a distance of 16 is in the "
-                    "bucket before (T5, DeBERTa, of flexible length)",
+              title="integers computed from integers through floats are rounded at fp16: distances get wrong buckets "
+                    "(T5 and DeBERTa of flexible length)",
               upstream=("none known",))
 
 
 @PATCH.probe
 def probe() -> str | None:
-    """Cast a program that scales integers, and find whether the product is of fp16."""
+    """Convert a program that scales integers to fp16; report a fault if the product became fp16."""
     from coremltools.converters.mil.mil.passes.defs.quantization import add_fp16_cast
 
     def build(x: Any) -> Any:
@@ -47,7 +47,7 @@ def probe() -> str | None:
     program = mb.program(input_specs=[mb.TensorSpec((2,), dtype=types.int32)])(build)
     add_fp16_cast().apply(program)
     product, = program.find_ops(op_type="mul")
-    return "silently wrong" if product.outputs[0].dtype == types.fp16 else None
+    return "silently miscompiled" if product.outputs[0].dtype == types.fp16 else None
 
 
 @PATCH.replace_function(_PASS_MODULE, "FP16ComputePrecision.is_valid_op")
@@ -59,7 +59,7 @@ def is_valid_op(host: Callable[..., bool], self: Any, op: Operation) -> bool:
 @PATCH.replace_function("coremltools.converters.mil.mil.passes.defs.optimize_elementwise_binary",
                         "divide_to_multiply.apply")
 def keep_divisions(host: Callable[..., None], self: Any, program: Any) -> None:
-    """Replace divisions by constants by products, but for those of integers that become integers."""
+    """Replace divisions by constants with products, except in chains from integers to integers."""
     divisors = {f"_inversed_{op.name}": op.y for _, op in iterate_ops(program)
                 if op.op_type == "real_div" and op.y.val is not None and _is_between_integers(op)}
     host(self, program)
@@ -73,7 +73,7 @@ def keep_divisions(host: Callable[..., None], self: Any, program: Any) -> None:
 
 
 def _is_between_integers(op: Operation) -> bool:
-    """Return whether the op is of a chain from integers to integers."""
+    """Return whether the op is in a chain of float ops from integers to integers."""
     return _is_chain_op(op) and _leads_to_integers(op) and _reads_integers_alone(op)
 
 

@@ -1,10 +1,10 @@
-"""Linear algebra and special functions of constants, which torch computes during the conversion.
+"""Linear algebra and special functions of constants, computed by torch; triangular equations of computed matrices.
 
 Core ML has no op for determinants, inverses, factorizations or Bessel functions. Models apply them to weights, such as
 the determinant of an invertible convolution (Glow) or the exponential of a skew matrix (orthogonal parametrizations).
-Equations whose matrix is constant, such as those of a normal distribution with a covariance, are products by its
-inverse. So are those of a triangular matrix that the model computes, as in gated delta rules (Qwen3-Next), if it has
-ones on its diagonal.
+torch computes them during the conversion. Equations whose matrix is constant, such as those of a normal distribution
+with a covariance, become products with its inverse. So do those of a triangular matrix that the model computes, if its
+size is fixed and `unitriangular=True` (ones on the diagonal), as in gated delta rules (Qwen3-Next).
 """
 
 from __future__ import annotations
@@ -114,9 +114,10 @@ def _solve_by_inverse(node: Any, op: Any, arguments: Sequence[Any], keywords: Ma
 def _solve_by_blocks(node: Any, matrix: Var, sides: Var, *options: Any, **named: Any) -> Var:
     """Build the solution of equations with a computed triangular matrix that has ones on its diagonal.
 
-    The inverse X of the blocks of s rows on the diagonal gives that of the blocks of 2s rows, X - X C X, where C is
-    what is between two blocks of s: 2 log2(n) products of matrices, with the error of a substitution. Other diagonals
-    are refused: a zero on one would make all rows of the products NaN, and in torch those from its row on.
+    If X is the inverse of the blocks of s rows on the diagonal, then X - X C X is that of the blocks of 2s rows, where
+    C is the part of the matrix between two blocks of s rows. This needs 2 log2(n) matrix products and is as accurate as
+    a substitution. Raises NotConverted for a matrix of flexible size, and for other diagonals: a zero there would make
+    all rows of the products NaN, where torch makes only the rows from it on NaN.
     """
     upper, left, unitriangular = (
         bool(to_python(options[place] if place < len(options) else named.get(name, default), node, name))
@@ -127,7 +128,8 @@ def _solve_by_blocks(node: Any, matrix: Var, sides: Var, *options: Any, **named:
     if not unitriangular:
         raise NotConverted.at(node, "solves equations with a computed matrix whose diagonal may have other numbers "
                               "than ones",
-                              "divide its rows and the right sides by the diagonal, and set unitriangular=True")
+                              "divide its rows and those of the right-hand side by the diagonal (with left=False the "
+                              "columns), and set unitriangular=True")
     matrix, sides = promote_operands(matrix, sides)
     inverse = cast_to(to_tensor(np.eye(size, dtype=np.float32)), matrix.dtype)
     rows, columns = np.indices((size, size))

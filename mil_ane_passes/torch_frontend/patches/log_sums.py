@@ -36,7 +36,6 @@ PATCH = Patch(code="TORCH164", severity=Severity.WRONG,
               upstream=("https://github.com/apple/coremltools/issues/2728",))
 
 
-
 @PATCH.probe
 def probe() -> str | None:
     import torch
@@ -71,7 +70,7 @@ def lower_logcumsumexp(context: Any, node: Any) -> None:
     axis = normalize_axis(to_python(inputs.dim, node, "dim"), x.rank)
     if isinstance(x.shape[axis], int | np.integer):
         add_result(context, node, mb.identity(x=scan_axis(x, axis, _compute_logaddexp), name=node.name))
-    elif x.rank < MAX_RANK:
+    elif x.rank < MAX_RANK:  # the matrix of pairs adds one axis
         add_result(context, node, _compute_by_pair_matrix(x, axis, node.name))
     else:
         raise NotConverted.at(node, f"runs along a flexible dimension of a tensor of rank {x.rank}", "fix the size")

@@ -1,13 +1,13 @@
-"""`pad`: circular, with negative widths (which crop), of integers and of bools.
+"""`pad`: circular, with negative widths (which crop), with computed widths, of integers and of bools.
 
 MIL pads floats with a constant, by reflection and by repetition of the edge, with widths of 0 and more. A negative
 width is a slice. Circular padding is a concat of the far end, the tensor and the near end, after the crop by negative
 widths, one axis after the other. Integers and bools get blocks of the constant by concat. Reflection and repetition
 work on the last two axes only (Core ML rejects others when it loads the model): on the others the slices that torch
-repeats are concatenated. Widths that the model computes, as to pad to a multiple of a window, are blocks of the
-constant, too, and in other modes lookups by computed indices: Core ML's `pad` fails with them at run time, according to
-a comment in coremltools. All other cases are left to coremltools, whose pass for reflections misses that a tensor may
-stand twice in a concat.
+repeats are concatenated. Core ML's `pad` fails with computed widths at run time, according to a comment in coremltools:
+for widths that the model computes, such as those to a multiple of a window, mode constant concatenates blocks of the
+constant, and other modes gather by computed indices. All other cases are left to coremltools, whose pass for
+reflections overlooks that a concat may have the same tensor twice.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _lower_computed_widths(
 
 
 def _select_padded(x: Var, axis: int, before: Size, after: Size, mode: str) -> Var:
-    """Select the elements of `x` that a padding by reflection, repetition or circulation has along an axis."""
+    """Build `x` padded along an axis in mode reflect, replicate or circular: a gather by computed indices."""
     extent = mb.gather(x=mb.shape(x=x), indices=np.int32(axis), axis=0)
     before, after = (np.int32(width) if is_constant(width) else width for width in (before, after))
     last = mb.sub(x=extent, y=np.int32(1))

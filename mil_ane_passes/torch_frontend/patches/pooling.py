@@ -1,11 +1,11 @@
-"""Max pools with dilation, average pools with a divisor of their own, and windows that PyTorch drops.
+"""Max pools with dilation or indices, `max_unpool2d`, average pools with a divisor, and windows that PyTorch drops.
 
 A maximum over a window is computed along each axis in turn: the maximum of as many strided slices as the kernel is
 long, of the tensor padded with -inf. A sum over a window is the average, padding included, times the window's size.
 With ceil_mode and a stride above the kernel the last window may begin after the input: PyTorch drops it, MIL counts it.
-Images without a batch get one for the pool. A pool over a whole flexible image is a reduction. The places of maxima
-(`return_indices=True`) are those of the maxima of windows that do not overlap, side by side in an axis; `max_unpool2d`
-scatters to them.
+Images without a batch get one for the pool. A pool over an entire flexible image is a reduction. With
+`return_indices=True`, windows that do not overlap are reshaped to one axis, and `reduce_argmax` along it gives the
+indices. `max_unpool2d` scatters to the indices.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PATCH = Patch(code="TORCH128", severity=Severity.WRONG,
               upstream=("none known",))
 
 _MAX_PLACED_AXES = 2
-"The most axes of pools whose places are computed: windows of three have more axes than MIL."
+"The most spatial axes of a pool with indices: the windows of three would have rank 7."
 
 
 @PATCH.probe
@@ -94,7 +94,7 @@ def max_pool(context: Any, node: Any) -> None:
 
 
 def _are_places_read(context: Any, node: Any) -> bool:
-    """Return whether an op or the caller reads where the maxima are."""
+    """Return whether an op reads the indices of the maxima, or the graph returns them."""
     if not node.kind.endswith("with_indices"):
         return False
     graph = node.parent or context.torch_graph
@@ -104,7 +104,10 @@ def _are_places_read(context: Any, node: Any) -> bool:
 
 
 def _add_maxima_and_places(context: Any, node: Any, inputs: Any, count: int) -> None:
-    """Add the maxima of windows that do not overlap, and their places in the image, [..., height * width], as int32."""
+    """Add the maxima of windows that do not overlap, and their int32 indices in the flattened image, as torch does.
+
+    Raises NotConverted for other windows and for flexible images.
+    """
     x, kernel = inputs.self, _read_per_axis(inputs.kernel_size, node, "kernel_size", count)
     stride = _read_per_axis(inputs.stride, node, "stride", count) if _is_stride_given(inputs.stride, node) else kernel
     sizes = x.shape[-count:]
@@ -113,9 +116,10 @@ def _add_maxima_and_places(context: Any, node: Any, inputs: Any, count: int) -> 
     is_cut = is_static and any(size % window for size, window in zip(sizes, kernel, strict=True))
     if (stride != kernel or any(padding) or any(step != 1 for step in dilation) or not is_static
             or is_cut and to_python(inputs.ceil_mode, node, "ceil_mode") or count > _MAX_PLACED_AXES):
-        raise NotConverted.at(node, "returns the places of maxima of windows that overlap, are padded or dilated, have "
-                                    "three axes or a flexible size", "pool with a stride of the kernel, or unpool by "
-                                    "another op, such as a nearest resize")
+        raise NotConverted.at(node, "returns indices of maxima (return_indices=True) in windows that overlap, are "
+                                    "padded, dilated, cut off (ceil_mode) or 3-D, or in a flexible image",
+                              "use a stride equal to the kernel, no padding and a fixed size, or replace the unpooling "
+                              "by another op, such as a nearest resize")
     width = int(sizes[-1])
     kept = [int(size) // window * window for size, window in zip(sizes, kernel, strict=True)]
     lead = get_dims(x)[:-count]
@@ -129,7 +133,7 @@ def _add_maxima_and_places(context: Any, node: Any, inputs: Any, count: int) -> 
     windows = mb.transpose(x=mb.reshape(x=x, shape=[-1, *pairs]), perm=order)
     windows = mb.reshape(x=windows, shape=[-1, *counts, math.prod(kernel)])
     index = mb.reduce_argmax(x=windows, axis=-1, keep_dims=False)
-    # the place of a window's first element in the image, and how far each of its elements is from that
+    # the index of each window's first element in the image, and the distance of each element from it
     first = _list_places([range(0, size, window) for size, window in zip(kept, kernel, strict=True)], width)
     distances = _list_places([range(window) for window in kernel], width).reshape(-1)
     index = mb.add(x=mb.gather(x=distances, indices=index, axis=0), y=first[None])
@@ -144,20 +148,20 @@ def _add_maxima_and_places(context: Any, node: Any, inputs: Any, count: int) -> 
 
 
 def _list_places(axes: list[range], width: int) -> NDArray[np.int32]:
-    """Return the places of the elements at these indices of each axis, in an image of `width` columns."""
+    """Return the flat indices, in an image of `width` columns, of the elements at these indices of each axis."""
     indices = np.ix_(*axes)
     return np.asarray(indices[-1] + (indices[0] * width if len(axes) > 1 else 0), np.int32)
 
 
 @PATCH.op("max_unpool2d")
 def unpool_maxima(context: Any, node: Any) -> None:
-    """Lower max_unpool2d(self, indices, output_size): zeros with the elements of `self` at their places."""
+    """Lower max_unpool2d(self, indices, output_size): scatter the elements of `self` into zeros."""
     inputs = bind_arguments(context, node, "self indices output_size")
     sizes = [int(size) for size in np.ravel(to_python(inputs.output_size, node, "output_size"))]
     x = inputs.self
     places = mb.reshape(x=cast_to(inputs.indices, types.int32), shape=[-1, math.prod(map(int, x.shape[-2:]))])
     values = mb.reshape(x=x, shape=mb.shape(x=places))
-    # as many rows of zeros as there are places, whose symbol they keep
+    # zeros computed from the indices, so that a flexible batch keeps its symbol
     zeros = mb.mul(x=mb.reduce_max(x=places, axes=[1], keep_dims=True), y=np.zeros((1, math.prod(sizes)), np.int32))
     filled = mb.scatter_along_axis(data=cast_to(zeros, x.dtype), indices=places, updates=values, axis=1, mode="update")
     add_result(context, node, mb.reshape(x=filled, shape=to_size_vector([*get_dims(x)[:-2], *sizes]), name=node.name))

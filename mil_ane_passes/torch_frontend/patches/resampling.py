@@ -8,7 +8,7 @@ one constant gather for each axis. Nearest and linear resizes by a scale that ro
 alike: torch goes by the scale, where Core ML's ops go by the ratio of the sizes. Where that may matter and the size is
 flexible, the neighbors of each element are gathered at indices computed in integer arithmetic; a resize for which that
 is impossible (a scale of 0.29) is rejected. Resizes of flexible sizes to a fixed size, or of any size to the size of
-another value, are lookups by computed indices and, if linear, `resize`.
+another value, are gathers by computed indices; linear ones also use the op `resize`.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ _BLOCK = 1024
 "Elements of a block, for indices that int32 products would overflow."
 _CUBIC_WEIGHTS = np.array([[0, -0.75, 1.5, -0.75], [1, 0, -2.25, 1.25], [0, 0.75, 1.5, -1.25], [0, 0, -0.75, 0.75]],
                           np.float32)
-"""The weights of the two elements before and the two behind a source, at t between the inner ones: polynomials of t,
-from the constant term on, of torch's cubic convolution (a = -0.75)."""
+"""torch's cubic convolution (a = -0.75): a row for each of the four elements around a source position, with the
+coefficients of 1, t, t**2 and t**3 of its weight, where t is the fraction from the second element to the third."""
 _NEAREST_KINDS = (
     "_upsample_nearest_exact1d",
     "_upsample_nearest_exact2d",
@@ -272,9 +272,9 @@ def _resize_cubic(x: Var, sizes: list[Var], corners: bool) -> Var:
 
 
 def _sum_neighbors(x: Var, axis: int, after: Var, extent: Var, weights: Sequence[Var]) -> Var:
-    """Build the sum of the two or four neighbors of each source along an axis by the weights of each.
+    """Build the weighted sum of the two or four neighbors of each source position along an axis.
 
-    `after` is the place of the first neighbor behind the source; places outside are those of the border.
+    `after` has the index of the first neighbor after each position. Indices outside are clamped to the border.
     """
     last, total = mb.sub(x=extent, y=np.int32(1)), None
     for number, weight in enumerate(weights, start=-(len(weights) // 2)):
@@ -314,7 +314,7 @@ def _resize_to_size(context: Any, node: Any, x: Var, axes: range, corners: bool)
 
 
 def _read_computed_sizes(context: Any, node: Any, axes: range, place: int) -> list[Var] | None:
-    """Read the size of each axis as a Var; None if the node has scales. `place` is that of the first scale."""
+    """Read the size of each axis as an int32 Var; None if the node has scales, which begin at its input `place`."""
     given = bind_arguments(context, node, _FIRST_INPUTS[place]).output_size
     scales = _read_scales(context, node, axes, place)
     if given is None or scales is not None and any(scale is not None for scale in scales):

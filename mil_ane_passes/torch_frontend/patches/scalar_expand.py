@@ -97,9 +97,9 @@ def broadcast_tensors(context: Any, node: Any) -> None:
 
 @PATCH.op("view", "view_copy", "_unsafe_view", "reshape")
 def view(context: Any, node: Any) -> None:
-    """Lower view(self, size) and reshape(self, shape) to no dimensions, and exported ones to more than MIL has.
+    """Lower view(self, size) and reshape(self, shape) to rank 0, and exported ones to ranks above 5.
 
-    All others are coremltools' own.
+    coremltools lowers all others.
     """
     inputs = bind_arguments(context, node, "self size")
     x, size = inputs.self, inputs.size
@@ -113,9 +113,9 @@ def view(context: Any, node: Any) -> None:
 
 
 def _find_exported_sizes(node: Any, size: Any) -> list[int]:
-    """Return the sizes of an exported view of high rank with -1 for the only flexible one; none of another view.
+    """Return the sizes of an exported view to a rank above 5, with -1 for its only flexible size; [] for other views.
 
-    In `view(b, h // 8, w // 8, 8, 8, -1)` of a flexible height MIL does not know the last size, and torch.export does.
+    In `view(b, h // 8, w // 8, 8, 8, -1)` of a flexible height MIL does not know the last size, but torch.export does.
     """
     known = getattr((getattr(node, "meta", None) or {}).get("val"), "shape", ())
     sizes = [each if isinstance(each, int) else -1 for each in known]

@@ -1,9 +1,9 @@
 """The result of `torch.export.export` converts without `run_decompositions({})` by hand.
 
 Newer torch exports in the dialect TRAINING, which coremltools rejects with the advice to call that function. Here the
-converter calls it, on a new program, so that the user's object is not changed. The checks that export inserts are
-removed: of types (`_assert_tensor_metadata`), which coremltools supports from 9.0 on, and that a slice by a computed
-number begins in the memory of its tensor (`sym_storage_offset`), which coremltools does not support.
+converter calls it, on a new program, so that the user's object is not changed. Checks that export inserts are removed:
+those of dtypes (`_assert_tensor_metadata`), which coremltools supports from 9.0 on, and those of the storage offset of
+a slice by a computed number (`sym_storage_offset`), which coremltools does not support.
 """
 
 from __future__ import annotations
@@ -70,11 +70,14 @@ def lower_metadata_assertion(context: Any, node: Any) -> None:
 
 @PATCH.op("sym_storage_offset")
 def lower_storage_offset(context: Any, node: Any) -> None:
-    """Lower sym_storage_offset(self), which a check compares with numbers: 0, as of a tensor in memory of its own."""
+    """Lower sym_storage_offset(self) to 0, for the checks of export, which only compare it with numbers.
+
+    Raises NotConverted if any other op reads it.
+    """
     readers = [each for each in context.torch_graph.nodes if node.name in each.inputs]
     if any(each.kind not in _COMPARISONS for each in readers):
-        raise NotConverted.at(node, "reads where a tensor begins in memory, which Core ML does not have",
-                              "compute the place from sizes")
+        raise NotConverted.at(node, "reads the storage offset of a tensor, which Core ML does not have",
+                              "compute the offset from sizes")
     context.add(mb.const(val=np.int32(0), name=node.name))
 
 

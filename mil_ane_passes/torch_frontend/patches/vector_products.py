@@ -45,7 +45,7 @@ def matmul(context: Any, node: Any) -> None:
 
 @PATCH.op("linear")
 def linear(context: Any, node: Any) -> None:
-    """Lower linear(input, weight, bias=None) of a weight that is a vector, as the mean of a distribution over bins."""
+    """Lower linear(input, weight, bias=None) whose weight is a vector, as in D-FINE; coremltools lowers all others."""
     inputs = bind_arguments(context, node, "input weight bias=None")
     if inputs.weight.rank > 1:
         from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY

@@ -4,8 +4,8 @@ Core ML's `resample` has two spatial axes, and coremltools lowers samples of ima
 table of N * D * H * W rows of C channels. Nearest is one gather of rows, and trilinear the sum of the eight corners
 around each point, with weights that are products of one weight for each axis. Both interpolations, all paddings and
 flexible sizes are supported, from iOS15 on: learned 3-D tables of colors, bilateral grids, warps of features. In fp16
-models the coordinates stay in fp32, because fp16 has no fractions above 1024 and few above 64, and the numbers of rows
-are computed in int32. Gathers with computed indices run without the Neural Engine (ANE214).
+models the coordinates stay in fp32, because fp16 has no fractions above 1024 and few above 64, and the row indices are
+computed in int32. Gathers with computed indices run without the Neural Engine (ANE214).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _NEAREST, _BICUBIC = 1, 2
 _ZEROS, _REFLECTION = 0, 2
 "torch's numbers of these paddings, with border between them."
 _COORDINATES = "volume_coordinates"
-"How the names of ops begin that compute coordinates, and that stay in fp32."
+"The prefix of the names of ops that compute coordinates: they stay in fp32."
 
 
 @PATCH.probe
@@ -108,7 +108,7 @@ def _sample_volume(context: Any, node: Any) -> Var:
 
 
 class _Coordinates:
-    """Computes coordinates by ops of names that keep them in fp32."""
+    """Builds the ops that compute coordinates, with names that keep them in fp32."""
 
     def __init__(self, prefix: str, sizes: Sequence[Size]) -> None:
         self._prefix, self._sizes, self._numbers = prefix, sizes, itertools.count()
@@ -117,10 +117,10 @@ class _Coordinates:
         return f"{self._prefix}{stem}_{next(self._numbers)}"
 
     def locate(self, grid: Var, padding: int, align_corners: bool) -> Var:
-        """Build the place of each point along each axis in elements, from -1 to the size.
+        """Build the position of each point along each axis, fp32 [N, points, 3] in elements, from -1 to the size.
 
-        A place outside of the volume is moved into it, or where the padding is zeros, to the element before the first
-        or after the last, whose weight is 0.
+        A position outside of the volume is moved into it; with padding zeros, to the element before the first or after
+        the last, whose weight is 0.
         """
         size = self._make_size_vector()
         last = self._compute(mb.sub, size, np.float32(1))
@@ -139,7 +139,7 @@ class _Coordinates:
         return self._clip(place, np.float32(0), last)
 
     def _reflect(self, place: Var, lowest: Any, span: Any) -> Var:
-        """Build the triangle wave of a place: from `lowest` up by `span`, and down again.
+        """Build the reflected position: a triangle wave from `lowest` up by `span`, and down again.
 
         An axis of one element with aligned corners has a span of 0, and any value, which is then clipped to 0.
         """
@@ -163,7 +163,7 @@ class _Coordinates:
             sizes.astype(np.float32))
 
     def _compute(self, build: Callable[..., Var], x: Any, y: Any) -> Any:
-        """Build an op of two operands; that of two arrays is a constant."""
+        """Build an op of two operands; its result is a constant if both are arrays."""
         return build(x=x, y=y, name=self.make_name("place"))
 
     def split(self, points: Var) -> tuple[Var, Var]:
@@ -174,7 +174,7 @@ class _Coordinates:
 
 def _sum_corners(rows: Var, points: Var, coordinates: _Coordinates, sizes: Sequence[Size], first_rows: Any,
                  zeros: bool) -> Var:
-    """Build the sum of the eight corners around each point, by their weights, in [N, points, channels]."""
+    """Build the weighted sum of the eight corners around each point: [N, points, channels]."""
     before, fraction = coordinates.split(points)
     fraction = cast_to(fraction, rows.dtype)
     offsets, weights = [], []
@@ -195,7 +195,7 @@ def _sum_corners(rows: Var, points: Var, coordinates: _Coordinates, sizes: Seque
 
 
 def _keep_inside(index: Var, sizes: Sequence[Size]) -> tuple[Var, Var]:
-    """Build the closest elements of the volume, and whether they are those of the index."""
+    """Build the index clamped to the volume along each axis, and a bool that is true where it was inside."""
     size = to_size_vector(sizes)
     last = mb.sub(x=size, y=np.int32(1)) if isinstance(size, Var) else size - np.int32(1)
     kept = mb.minimum(x=mb.maximum(x=index, y=np.int32(0)), y=last)
@@ -203,7 +203,7 @@ def _keep_inside(index: Var, sizes: Sequence[Size]) -> tuple[Var, Var]:
 
 
 def _scale_by_strides(index: Var, sizes: Sequence[Size]) -> Var:
-    """Build the rows from the first of the volume to an element of each axis."""
+    """Build the row offset of each index along its axis, from the first row of the volume."""
     strides = to_size_vector([1, sizes[0], _multiply_sizes(sizes[:2])])
     scaled: Var = mb.mul(x=index, y=strides)
     return scaled
@@ -218,7 +218,7 @@ def _multiply_sizes(sizes: Sequence[Size]) -> Size:
 
 
 def _find_first_rows(batch: Size, sizes: Sequence[Size]) -> Var | None:
-    """Build the first row of each volume in [N, 1, 1], or None for a single volume."""
+    """Build the index of the first row of each volume, [N, 1, 1]; None for a single volume."""
     if isinstance(batch, int) and batch == 1:
         return None
     return mb.reshape(x=mb.mul(x=make_range(batch), y=_multiply_sizes(sizes)), shape=[-1, 1, 1])

@@ -1,4 +1,4 @@
-"""Places of the maxima of pools, and unpooling to them."""
+"""Indices of the maxima of pools (`return_indices=True`), and unpooling to them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_places_alone_and_of_a_flexible_batch(frontend: str) -> None:
     ({"kernel_size": 3, "stride": 2}, []), ({"kernel_size": 2, "padding": 1}, []),
     ({"kernel_size": 2, "dilation": 2}, []), ({"kernel_size": 3, "ceil_mode": True}, []), ({"kernel_size": 2}, [2])])
 def test_places_of_other_windows_are_refused(options: dict[str, int], flexible: list[int], frontend: str) -> None:
-    with pytest.raises(NotConverted, match="returns the places of maxima of windows that overlap.*; pool with a"):
+    with pytest.raises(NotConverted, match="returns indices of maxima .* in windows that overlap.*; use a stride"):
         convert(lambda x: F.max_pool2d(x, return_indices=True, **options), [draw(1, 2, 8, 8)], frontend,
                 flexible=flexible, lowest=4)
 
