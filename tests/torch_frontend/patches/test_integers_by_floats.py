@@ -1,4 +1,4 @@
-"""Integers that are computed from integers by way of floats, in fp16 models."""
+"""Integers that are computed from integers through floats, in fp16 models."""
 
 from __future__ import annotations
 
