@@ -53,6 +53,7 @@ UNARY_OPS = (
     "relu6", "round", "rsqrt", "scaled_tanh", "sigmoid", "sigmoid_hard", "sign", "silu", "sin", "sinh", "softplus",
     "softsign", "sqrt", "square", "tan", "tanh", "threshold", "thresholded_relu",
 )
+_SLICES = ("slice_by_index", "slice_by_size")
 _REDUCE_OPS = ("reduce_max", "reduce_min", "reduce_sum", "reduce_mean", "reduce_prod", "reduce_l1_norm",
                "reduce_l2_norm", "reduce_log_sum", "reduce_log_sum_exp", "reduce_sum_square")
 BITWISE_OPS = frozenset({"reshape", "expand_dims", "squeeze", "transpose", "concat", "stack", "split", "slice_by_index",
@@ -93,10 +94,12 @@ def _compute_merged_shape(
     shape = _compute_extents(groups, sizes, var)
     if shape is None:
         return "more than one dimension is dynamic"
+    return _find_long_extent(shape, bounds) or shape
+
+
+def _find_long_extent(shape: _Shape, bounds: RankBounds) -> str:
     longest = max((extent for extent in shape if isinstance(extent, int)), default=1)
-    if longest > bounds.extent:
-        return f"merged axes would be {longest} long, the limit is {bounds.extent}"
-    return shape
+    return f"merged axes would be {longest} long, the limit is {bounds.extent}" if longest > bounds.extent else ""
 
 
 def _compute_extents(groups: _Groups, sizes: _Extents, var: Var) -> list[int | _Product] | None:
@@ -123,12 +126,23 @@ def _compute_own_shape(var: Var) -> list[int | _Product] | None:
 def _compute_product(group: Sequence[int], sizes: _Extents, source: _ReshapeSizes) -> int | _Product:
     """Compute the extent of a group of axes from the operand `shape` of a reshape."""
     places = tuple(place for axis in group if (place := source.axes[axis]) is not None)
-    if any(source.known[place] == -1 for place in places):
-        return -1
     if all(sizes[axis] is not None for axis in group):
         return prod(int(sizes[axis] or 0) for axis in group)
+    if any(source.known[place] == -1 for place in places):
+        return -1
     number = prod(int(sizes[axis] or 0) for axis in group if source.axes[axis] is None)
     return _Product(source.operand, places, number)
+
+
+def _multiply_extents(extents: _Shape) -> int | _Product:
+    """Return the extent of merged axes, which are of one value."""
+    if -1 in extents:
+        return -1
+    number = prod(extent if isinstance(extent, int) else extent.number for extent in extents)
+    products = [extent for extent in extents if isinstance(extent, _Product)]
+    if not products:
+        return number
+    return _Product(products[0].operand, tuple(place for each in products for place in each.places), number)
 
 
 def _plan_reshape(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
@@ -201,6 +215,8 @@ def _find_operand_axes(var: Var) -> tuple[Var, list[int | None]] | None:
         axes = list(range(operand.rank))
         if op.op_type == "transpose":
             axes = [int(axis) % operand.rank for axis in get_const_value(op.perm, [])]
+        elif op.op_type in _SLICES and operand is op.x:
+            return _find_sliced_axes(op)
         elif operand.rank > var.rank:  # the op removes axes
             removed = {int(axis) % operand.rank for axis in get_const_value(op.inputs.get("axes"), [])}
             axes = [axis for axis in axes if axis not in removed]
@@ -208,6 +224,18 @@ def _find_operand_axes(var: Var) -> tuple[Var, list[int | None]] | None:
                 size == operand.shape[axis] or not is_symbolic(size) for size, axis in zip(var.shape, axes)):
             return operand, [axis if size == operand.shape[axis] else None for size, axis in zip(var.shape, axes)]
     return None
+
+
+def _find_sliced_axes(op: Operation) -> tuple[Var, list[int | None]] | None:
+    """Find the operand of a slice that reads all dynamic axes entirely; coremltools gives them other symbols."""
+    if _find_slice_obstacle(op):
+        return None
+    sizes = _extents_from_shape(op.x.shape)
+    removed = get_const_value(op.inputs.get("squeeze_mask")) or [False] * op.x.rank
+    axes = [axis if _read_slice_range(op, axis, size) is None else None for axis, size in enumerate(sizes)]
+    if any(size is None and axis is None for size, axis in zip(sizes, axes)):
+        return None
+    return op.x, [axis for axis, is_removed in zip(axes, removed) if not is_removed]
 
 
 def _find_only_tensor(op: Operation) -> str | None:
@@ -409,29 +437,23 @@ def _plan_transpose(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
     groups, steps = _plan_transposes([int(axis) % op.x.rank for axis in get_const_value(op.perm)], sizes, bounds.rank)
     if len(steps) > bounds.turns:
         return f"{len(steps)} transposes of rank {bounds.rank} would be needed, the limit is {bounds.turns}"
-    extents = [None if extent == -1 else extent for extent in _shape_from_groups(groups, sizes)]
-    if extents.count(None) > 1:
-        if len(steps) != 1 or len(groups) > bounds.rank:
-            return "more than one dimension is dynamic"
-        shape = _compute_merged_shape(groups, sizes, bounds, op.x)
-        if isinstance(shape, str):
-            return shape
-        if steps[0] == sorted(steps[0]):
-            return lambda mb, reshape: [reshape(op.x, None)]
-        return lambda mb, reshape: [mb.transpose(x=reshape(op.x, shape), perm=steps[0])]
+    extents = _compute_extents(groups, sizes, op.x)
+    if extents is None:
+        return "more than one dimension is dynamic"
     plans: list[tuple[list[int | _Product], list[int]]] = []
     for step in steps:
-        merged, (order,) = _plan_transposes(step, extents, bounds.rank)
-        merged_shape = _compute_merged_shape(merged, extents, bounds, op.x)
-        if isinstance(merged_shape, str):
-            return merged_shape
-        plans.append((merged_shape, order))
+        known = [extent if isinstance(extent, int) and extent != -1 else None for extent in extents]
+        merged, (order,) = _plan_transposes(step, known, bounds.rank)
+        shape = [_multiply_extents([extents[axis] for axis in group]) for group in merged]
+        if obstacle := _find_long_extent(shape, bounds):
+            return obstacle
+        plans.append((shape, order))
         extents = [extents[axis] for axis in step]
 
     def build_lowered(mb: Any, reshape: _ReshapeFunction) -> list[Var]:
         x = op.x
-        for merged_shape, order in plans:
-            x = reshape(x, merged_shape)
+        for shape, order in plans:
+            x = reshape(x, shape if order != sorted(order) else None)
             x = mb.transpose(x=x, perm=order) if order != sorted(order) else x
         return [x]
 
@@ -439,9 +461,8 @@ def _plan_transpose(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
 
 
 def _plan_slice(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
-    names = ("begin", "size") if op.op_type == "slice_by_size" else ("begin", "end")
-    if any(get_const_value(op.inputs[name]) is None for name in names):
-        return "the slice is not constant"
+    if obstacle := _find_slice_obstacle(op):
+        return obstacle
     sizes = _extents_from_shape(op.x.shape)
     ranges = [_read_slice_range(op, axis, size) for axis, size in enumerate(sizes)]
     keys = [axis if each is not None else None if sizes[axis] == 1 else -1 for axis, each in enumerate(ranges)]
@@ -460,6 +481,11 @@ def _plan_slice(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
         "end_mask": [each is None or each.stop < 0 for each in cut],  # backwards to the first element
     }
     return lambda mb, reshape: [mb.slice_by_index(x=reshape(op.x, shape), **parameters)]
+
+
+def _find_slice_obstacle(op: Operation) -> str:
+    names = ("begin", "size") if op.op_type == "slice_by_size" else ("begin", "end")
+    return "the slice is not constant" if any(get_const_value(op.inputs[name]) is None for name in names) else ""
 
 
 def _read_slice_range(op: Operation, axis: int, size: int | None) -> range | None:
@@ -505,8 +531,7 @@ _PLANNERS: dict[str, Callable[[Operation, RankBounds], _BuildFunction | str]] = 
     "matmul": _plan_matmul,
     "linear": _plan_linear,
     "transpose": _plan_transpose,
-    "slice_by_index": _plan_slice,
-    "slice_by_size": _plan_slice,
+    **dict.fromkeys(_SLICES, _plan_slice),
 }
 
 
@@ -665,10 +690,19 @@ def build_region(mb: RewriteBuilder, plans: Sequence[tuple[Operation, _BuildFunc
                 lowered[old] = new
                 if old.rank > most:
                     continue
-                has_operand = op.op_type == "reshape" and get_reshape_extents(old.shape).count(-1) > 1
                 lowered[old] = replaced[old] = (
-                    mb.reshape(x=new, shape=op.shape) if has_operand else reshape_value(new, _compute_own_shape(old)))
+                    mb.reshape(x=new, shape=op.shape) if _is_reshape_by_operand(op) else
+                    reshape_value(new, _compute_own_shape(old)))
     return replaced
+
+
+def _is_reshape_by_operand(op: Operation) -> bool:
+    """Return True for a reshape to several dynamic sizes, whose operand `shape` does not infer a known size (-1)."""
+    if op.op_type != "reshape" or get_reshape_extents(op.outputs[0].shape).count(-1) < 2:
+        return False
+    source = _find_reshape_sizes(op.outputs[0])
+    return source is not None and not any(
+        extent == -1 and not is_symbolic(size) for extent, size in zip(source.known, op.outputs[0].shape))
 
 
 def _find_region_obstacle(block: Block, ops: Sequence[Operation], most: int) -> str:
