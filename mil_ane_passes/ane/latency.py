@@ -28,7 +28,7 @@ from ..passes.targets import CHIPS, parse_target
 from ..utils.errors import InputError
 from .latency_parameters import API_NAMES, MEASURED_CHIPS, find_chips
 from .latency_terms import Chip, Interface, Terms, Work, compute_terms, describe_work, time_call
-from .sizes import Sizes, iterate_inputs, make_sizes
+from .sizes import Sizes, iterate_inputs, make_program_sizes
 
 __all__ = ["FunctionLatency", "LatencyReport", "OpLatency", "PartitionLatency", "estimate_latency",
            "list_interface_bytes"]
@@ -189,10 +189,10 @@ def _keep_work(work: Work) -> Work:
 
 
 def _iterate_functions(program: Program, plan: Plan | None, change: Callable[[Work], Work]) -> Iterator[_Described]:
+    all_sizes = plan.sizes if plan is not None else make_program_sizes(program, None)
     for name, function in program.functions.items():
         works: dict[tuple[Work, bool], Work] = {}
-        package = plan.package if plan is not None else None
-        sizes = make_sizes(function, package.description(name) if package is not None else None)
+        sizes = all_sizes[name]
         if plan is None:
             ops = [op for op in function.operations if op.op_type != "const"]
             placed = [_place_on_ane(index, op, sizes, works, change) for index, op in enumerate(ops)]

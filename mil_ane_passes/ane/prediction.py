@@ -21,7 +21,7 @@ from ..utils.errors import RuleError
 from ..utils.garbage_collection import pause_garbage_collection
 from .cost import estimate_cost
 from .segments import find_cheapest_partition
-from .sizes import has_symbolic_shape, iterate_inputs, make_sizes
+from .sizes import Sizes, has_symbolic_shape, iterate_inputs, make_program_sizes
 from .support import Support, determine_support
 
 __all__ = ["RuleResult", "iterate_rule_results", "predict_plan", "update_unmeasured"]
@@ -64,8 +64,9 @@ def predict_plan(
             if isinstance(item.answer, Hit) and item.rule.refuses:
                 for op in item.answer.covers:
                     refusals[op].append((item.rule, item.answer))
-        rows = list(_iterate_rows(program, refusals, generations, package))
-        plan = Plan(program, generations, rows, [], package, failed=failures)
+        sizes = make_program_sizes(program, package)
+        rows = list(_iterate_rows(program, refusals, generations, sizes))
+        plan = Plan(program, generations, rows, [], package, failed=failures, sizes=sizes)
         plan.segments = list(_assign_backends(program, rows, plan))
         found += _match_plan_rules(rules, plan)
         _record_codes(rows, found)
@@ -139,9 +140,8 @@ def _count_steps_or_one(op: Operation) -> int:
         return 1
 
 
-def _iterate_rows(program: Program, refusals: Any, generations: Any, package: Any) -> Iterator[Row]:
+def _iterate_rows(program: Program, refusals: Any, generations: Any, sizes: Mapping[str, Sizes]) -> Iterator[Row]:
     for name, function in program.functions.items():
-        sizes = make_sizes(function, package.description(name) if package is not None else None)
         fixed = not any(has_symbolic_shape(var) for var in function.inputs.values())
         for index, (op, depth, times) in enumerate(_iterate_ops_in_order(function)):
             told = determine_support(op, refusals.get(op, ()), generations)
@@ -156,7 +156,7 @@ def _iterate_rows(program: Program, refusals: Any, generations: Any, package: An
             ):
                 told = Support("unknown", False, f"{op.op_type} on a shape that depends on values; not measured")
             spent = Cost(0.0, 0.0, 0.0) if op.op_type.startswith("constexpr_") else \
-                estimate_cost(op, takes=told.takes, sizes=sizes)
+                estimate_cost(op, takes=told.takes, sizes=sizes[name])
             if times > 1:
                 spent = spent.repeated(times)
             yield Row(name, index, op, depth, told.ane, told.takes, spent, told.reason, reported=op in refusals)

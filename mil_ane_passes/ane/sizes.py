@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from coremltools.converters.mil.mil import Function, Operation, Var, types
+from coremltools.converters.mil.mil import Function, Operation, Program, Var, types
 from coremltools.converters.mil.mil.var import ListVar
 
 from ..ir.query import get_itemsize, get_type_info, is_symbolic
+from ..ir.shape_inference import infer_fixed_sizes
 
-__all__ = ["Sizes", "has_symbolic_shape", "iterate_inputs", "make_sizes"]
+__all__ = ["Sizes", "has_symbolic_shape", "iterate_inputs", "make_program_sizes"]
 
 
 def iterate_inputs(op: Operation) -> Iterator[Var]:
@@ -33,17 +34,19 @@ def has_symbolic_shape(var: Var) -> bool:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Counts of elements and bytes; a symbol in a dimension counts as `extent`.
+    """Counts of elements and bytes, at the default shapes of flexible inputs.
 
-    `extent` is the default of a flexible input, if the model has one, and else 1, which Core ML's own estimates use
-    for a dimension that depends on values. A computed shape (a reshape's) gives every dimension a symbol of its own,
-    also the fixed ones. Therefore at most `free` symbols of one tensor count, from the last axis on; the others are 1.
-    Lists, states and strings count nothing.
+    `inferred` are the sizes that follow from these shapes. In other values, a symbol counts as `extent`: the default of
+    a flexible input, if the model has one, and else 1, which Core ML's own estimates use for a dimension that depends
+    on values. A computed shape (a reshape's) gives every dimension a symbol of its own, also the fixed ones. Therefore
+    at most `free` symbols of one tensor count, from the last axis on; the others are 1. Lists, states and strings count
+    nothing.
     """
 
     extent: int = 1
     free: int = 1
     "Number of flexible dimensions of one input."
+    inferred: Mapping[Var, tuple[int, ...]] = field(default_factory=dict)
 
     def shape(self, var: Var | None) -> tuple[int, ...]:
         """Return the extents; () for a value that is not a tensor."""
@@ -52,6 +55,8 @@ class Sizes:
         extents = _get_extents(var)
         if all(type(extent) is int for extent in extents):
             return tuple(extents)
+        if var in self.inferred:
+            return self.inferred[var]
         symbols = dict.fromkeys(extent for extent in extents[::-1] if type(extent) is not int and is_symbolic(extent))
         counted = frozenset(list(symbols)[:self.free])
         return tuple(1 if extent in symbols and extent not in counted else self._resolve_dimension(extent)
@@ -86,19 +91,44 @@ class Sizes:
         return max(1, int(found)) if found.is_number else self.extent
 
 
-def make_sizes(function: Function, description: Any) -> Sizes:
-    """Make sizes at the default shapes of flexible inputs in `description` (a package's, of this function).
+def make_program_sizes(program: Program, package: Any) -> dict[str, Sizes]:
+    """Make the sizes of each function by name; `package` is the package of the program, or None."""
+    return {name: _make_sizes(function, package.description(name) if package is not None else None)
+            for name, function in program.functions.items()}
 
-    Symbols have no names in a package, so all count as the largest default of any flexible dimension, and a tensor has
-    no more of them than an input.
+
+def _make_sizes(function: Function, description: Any) -> Sizes:
+    """Make sizes at the default shapes of flexible inputs.
+
+    The defaults are those in `description` (a package's, of this function), or those with which coremltools converts
+    the function.
     """
-    features = {feature.name: feature for feature in description.input} if description is not None else {}
-    found, free = [1], 1
-    for name, var in function.inputs.items():
-        if name not in features or not has_symbolic_shape(var):
-            continue
-        kind = features[name].type
-        default = tuple(kind.multiArrayType.shape) or (kind.imageType.height, kind.imageType.width)
-        mine = [int(given) for given, extent in zip(reversed(default), reversed(var.shape)) if is_symbolic(extent)]
+    defaults = {name: shape for name, shape in _iterate_default_shapes(function, description)
+                if name in function.inputs and has_symbolic_shape(function.inputs[name])}
+    if not defaults:
+        return Sizes()
+    found, free, entire = [1], 1, {}
+    for name, default in defaults.items():
+        shape = list(function.inputs[name].shape)
+        mine = [given for given, extent in zip(reversed(default), reversed(shape)) if is_symbolic(extent)]
         found, free = found + mine, max(free, len(mine))
-    return Sizes(max(found), free)
+        shape[max(0, len(shape) - len(default)):] = default
+        if len(shape) == function.inputs[name].rank and not any(map(is_symbolic, shape)):
+            entire[name] = tuple(map(int, shape))
+    return Sizes(max(found), free, infer_fixed_sizes(function, entire))
+
+
+def _iterate_default_shapes(function: Function, description: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the name and the default shape of each input; of an image in a package, its last two sizes."""
+    if description is None:
+        for given in getattr(function, "input_types", ()):
+            shape = getattr(given.shape, "default", ())
+            if given.name and shape and not any(map(is_symbolic, shape)):
+                yield given.name, tuple(map(int, shape))
+        return
+    for feature in description.input:
+        kind = feature.type
+        if kind.multiArrayType.shape:
+            yield feature.name, tuple(map(int, kind.multiArrayType.shape))
+        elif kind.HasField("imageType"):
+            yield feature.name, (kind.imageType.height, kind.imageType.width)

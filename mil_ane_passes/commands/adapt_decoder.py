@@ -95,7 +95,7 @@ def write_decoder(
 
 def _count_source_bytes(function: Function, structure: DecoderStructure, options: AdaptOptions) -> int | None:
     """Count the bytes of inputs and outputs of a call of the source for one token, with all rows of the context."""
-    from ..transforms.shape_inference import get_sizes
+    from ..ir.shape_inference import get_sizes
 
     rows = options.context or structure.rows or 1
     longest = {**dict.fromkeys(structure.caches, rows - 1), **dict.fromkeys(structure.caches.values(), rows)}
@@ -376,13 +376,13 @@ def _transform(
     """Apply the transforms for `count` tokens per call."""
     from coremltools.converters.mil.mil import types
 
+    from ..ir.shape_inference import get_sizes
     from ..transforms.cache_rows import CacheRows
     from ..transforms.contract import Transform, apply_transforms
     from ..transforms.fix_shape import FixShape
     from ..transforms.io import Io
     from ..transforms.merge_states import MergeStates
     from ..transforms.pad_shape import PadShape
-    from ..transforms.shape_inference import get_sizes
     from ..transforms.split_inputs import SplitConstantInputs, SplitInputs
     from ..transforms.state_to_io import StateToIo
     from ..transforms.token_input import TokenInput
@@ -600,8 +600,8 @@ def _make_fixed(function: Function, structure: DecoderStructure) -> dict[str, An
     """
     from coremltools.converters.mil.mil import types
 
+    from ..ir.shape_inference import get_sizes
     from ..transforms.pad_shape import reaches_softmax
-    from ..transforms.shape_inference import get_sizes
 
     rng = np.random.default_rng(1)
     found: dict[str, Any] = {}
@@ -620,7 +620,7 @@ def _start_caches(
     before: Program, structure: DecoderStructure, decoder: Any, ids: Sequence[int]
 ) -> dict[str, Any]:
     """Return the initial caches for the source, which may need some rows, taken from those of the packages."""
-    from ..transforms.shape_inference import get_sizes
+    from ..ir.shape_inference import get_sizes
 
     if ids:
         decoder.feed(ids)

@@ -168,8 +168,8 @@ def evaluate_values(
     from ..ir.block_editor import BlockEditor
     from ..ir.clone import clone_function
     from ..ir.constants import make_const
+    from ..ir.shape_inference import get_sizes
     from ..runtime import Runtime
-    from ..transforms.shape_inference import get_sizes
 
     clone = clone_function(function)
     names = {var.name for var in values}
@@ -423,9 +423,9 @@ def _make_feeds(
     from coremltools.converters.mil.mil import types
 
     from ..equivalence.feeds import find_compared_values
+    from ..ir.shape_inference import get_sizes
     from ..transforms.decoder import find_lookup
     from ..transforms.pad_shape import find_mask_values
-    from ..transforms.shape_inference import get_sizes
 
     rng, compared = np.random.default_rng(number), find_compared_values(function)
     feeds: dict[str, Any] = {}

@@ -118,7 +118,7 @@ def count_call_bytes(function: Function, flexible: Mapping[str, Sequence[int]] |
     """
     from coremltools.converters.mil.mil import types
 
-    from ..transforms.shape_inference import get_sizes
+    from ..ir.shape_inference import get_sizes
 
     total = 0
     for name, var in (*function.inputs.items(), *((var.name, var) for var in function.outputs)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
 from types import SimpleNamespace
@@ -16,17 +16,20 @@ from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 from .coremltools_internals import is_evaluated_wrongly
 from .query import get_flat_inputs, is_opaque
 
-__all__ = ["infer_types", "is_scalar_update", "limit_evaluation", "propagate_symbols", "raise_not_evaluated",
-           "refine_type"]
+__all__ = ["COREMLTOOLS_ERRORS", "MAX_EVALUATED_ELEMENTS", "EvaluationBudget", "count_elements", "infer_types",
+           "is_scalar_update", "limit_evaluation", "propagate_symbols", "raise_not_evaluated", "refine_type"]
 
-_MAX_EVALUATED_ELEMENTS = 1 << 20
-"""Most elements of an evaluated output that is larger than the operands, because a package may declare any size.
+MAX_EVALUATED_ELEMENTS = 1 << 20
+"""Most elements of an evaluated output, because a package may declare any size.
 
 Outputs of shape computations are far smaller, and a million elements are evaluated in milliseconds.
 """
+_MAX_EVALUATED_IN_ALL = 1 << 22
+"Most elements that are evaluated for one program: four ops of the largest size, or thousands of shape computations."
 _ORIGINAL_AUTO_VAL = Operation._auto_val
-_INFERENCE_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"Exceptions that coremltools raises when it cannot infer a type or a value."
+COREMLTOOLS_ERRORS = (
+    ArithmeticError, AssertionError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError)
+"Errors that coremltools raises on inputs it does not accept; NameError: `conv_transpose` with an unknown `pad_type`."
 
 
 def infer_types(op: Operation, known: Sequence[Any] = ()) -> Any:
@@ -106,7 +109,7 @@ def limit_evaluation() -> Iterator[None]:
 def _evaluate_within_limit(op: Operation, output_types: Any) -> Any:
     built = max(map(_count_elements, output_types), default=0)
     if is_evaluated_wrongly(op) or (
-        built > _MAX_EVALUATED_ELEMENTS
+        built > MAX_EVALUATED_ELEMENTS
         and op.op_type != "const"
         and built > sum(_count_elements(var.sym_type) for var in get_flat_inputs(op))
     ):
@@ -178,7 +181,7 @@ def _infer_symbols(op: Operation) -> list[Var] | None:
         unknown = [var.sym_val is not None and var.val is None for var in op.outputs]
         with limit_evaluation():
             values = op._auto_val(built) if any(unknown) else (None,) * len(built)
-    except _INFERENCE_ERRORS:
+    except COREMLTOOLS_ERRORS:
         return None
     changed = []
     for var, sym_type, value, is_unknown in zip(op.outputs, built, values, unknown, strict=True):
@@ -232,3 +235,23 @@ def _join_size(x: Any, y: Any) -> Any:
     if is_symbolic(y):
         return y
     return x if x == y else get_new_symbol()
+
+
+def count_elements(shape: Iterable[Any]) -> int:
+    """Return the number of elements of a shape over its known dimensions; a dimension of 0 counts as 1."""
+    return math.prod(max(size, 1) for size in shape if isinstance(size, int))
+
+
+class EvaluationBudget:
+    """Number of elements that may still be evaluated for a program: at most `each` per op, and `in_all` in total."""
+
+    def __init__(self, each: int = MAX_EVALUATED_ELEMENTS, in_all: int = _MAX_EVALUATED_IN_ALL) -> None:
+        self._each, self._left = each, in_all
+
+    def can_evaluate(self, count: int) -> bool:
+        """Return whether an op with outputs of `count` elements may be evaluated."""
+        return count <= min(self._each, self._left)
+
+    def spend_elements(self, count: int) -> None:
+        """Subtract `count` evaluated elements."""
+        self._left -= count

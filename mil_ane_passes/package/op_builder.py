@@ -19,12 +19,19 @@ from coremltools.converters.mil.mil.var import InternalVar
 
 from ..ir.constants import LazyValue, get_blob_ref, make_bare_var, make_const
 from ..ir.coremltools_internals import evaluate_op, get_typed_value, remove_last_user, set_output_vars
-from ..ir.type_inference import infer_types, raise_not_evaluated, refine_type
+from ..ir.oversized_inputs import Rejected, reject_oversized_inputs
+from ..ir.type_inference import (
+    COREMLTOOLS_ERRORS,
+    EvaluationBudget,
+    count_elements,
+    infer_types,
+    raise_not_evaluated,
+    refine_type,
+)
 from .input_checks import InputChecks
-from .limits import MAX_ELEMENTS, EvaluationBudget, count_elements
+from .limits import MAX_ELEMENTS
 from .opaque_ops import assign_attribute_names, make_opaque_class
 from .origin import to_var_tuple
-from .oversized_inputs import Rejected, reject_oversized_inputs
 from .values import LoadedValue
 
 # Ops on file-backed consts above this many bytes are not evaluated while loading, because that would read the weights.
@@ -33,9 +40,6 @@ _MAX_EVALUATED_BYTES = 64 * 1024
 # pymil searches the list of users of a var linearly, so one shared default is used by at most this many ops.
 _MAX_SHARED_USES = 64
 
-COREMLTOOLS_ERRORS = (
-    ArithmeticError, AssertionError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError)
-"Errors that coremltools raises on inputs it does not accept; NameError: `conv_transpose` with an unknown `pad_type`."
 _GATE_COUNTS = {"lstm": 4, "gru": 3, "rnn": 1}
 "Number of gates of a recurrent op: its weights have one block of rows for each."
 _MAX_UPSTREAM_WEIGHTS = 8

@@ -13,6 +13,7 @@ from coremltools.converters.mil.mil.block import curr_opset_version
 from coremltools.converters.mil.mil.ops.helper import _get_version_of_op
 from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry
 
+from ..ir.oversized_inputs import Rejected
 from ..utils.errors import InputError
 from .op_builder import OpBuilder
 from .opaque_ops import assign_attribute_names
@@ -27,7 +28,6 @@ from .origin import (
     get_file_inputs,
     get_stored_value,
 )
-from .oversized_inputs import Rejected
 from .values import LoadedValue, TypeReader, Unrepresentable, ValueReader
 
 UPDATE_STATE = "coreml_update_state"

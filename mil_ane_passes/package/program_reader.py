@@ -13,10 +13,10 @@ from coremltools.converters.mil._deployment_compatibility import AvailableTarget
 from coremltools.converters.mil.mil import Block, Function, ListVar, Placeholder, Program, Var, types
 from coremltools.converters.mil.mil.program import StateTensorPlaceholder
 
+from ..ir.type_inference import EvaluationBudget
 from ..utils.errors import InputError
 from . import wire
 from .blobs import WeightFiles
-from .limits import EvaluationBudget
 from .members import ML_PROGRAM_FIELD, Member
 from .op_builder import skip_upstream_propagation
 from .operations import BlockReader

@@ -11,9 +11,11 @@ from coremltools.converters.mil.mil import get_new_symbol, mil_list, types
 from coremltools.converters.mil.mil.program import get_new_variadic_symbol
 
 from ..ir.constants import unpack_elements
+from ..ir.oversized_inputs import MAX_RANK
+from ..ir.type_inference import EvaluationBudget, count_elements
 from ..utils.errors import InputError
 from .blobs import Array, Blob, WeightFile, WeightFiles
-from .limits import MAX_ELEMENTS, MAX_RANK, EvaluationBudget, count_elements
+from .limits import MAX_ELEMENTS
 
 _REMEDY = "the package is damaged: use a fresh copy"
 

@@ -5,7 +5,7 @@ All of it is predicted. The costs are what Core ML's segmenter is predicted to e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -129,6 +129,8 @@ class Plan:
     "Estimated milliseconds of all functions: their ops, entering the ANE, transitions, and outputs from the ANE."
     failed: list[RuleFailure] = field(default_factory=list)
     "The rules that failed on the program; their findings are missing."
+    sizes: Mapping[str, Any] = field(default_factory=dict)
+    "The sizes of the values of each function that the estimates use (`ane.sizes.Sizes`)."
 
     @property
     def support(self) -> SupportCounts:

@@ -126,7 +126,8 @@ def format_latency(latency: LatencyReport) -> str:
 
 def _iterate_latency_lines(report: LintReport) -> Iterator[str]:
     if report.latency is not None and report.plan.rows:
-        yield format_latency(report.latency)
+        is_flexible = any(sizes.inferred for sizes in report.plan.sizes.values())
+        yield format_latency(report.latency) + ("; at the default shapes of the inputs" if is_flexible else "")
 
 
 def _format_percent(share: float) -> str:

@@ -243,7 +243,7 @@ class FlexibleShapes(PlanRule):
             in some reports, but not in others (an A13 with fp16, a model with layer norm, one run of two at 2 %). From
             iOS 17.4 on, with the hint reshapeFrequency = infrequent, Core ML optimises again for each new shape.
     when    Each input with a dimension that is not fixed, at its first user. A package states whether its shapes are
-            ranges or enumerations, a program in memory does not. The support of ops is predicted for the default shape.
+            ranges or enumerations, a program in memory does not. Costs and latencies are those of the default shape.
     fix     Fix the shape and pad to the largest; or enumerate the shapes (EnumeratedShapes); or make one function per
             shape (multifunction models, iOS 18); or set the hint if the shape rarely changes.
     """

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from coremltools.converters.mil.mil import Function, Operation, Program, Var, types
 
 from ..ir.query import get_const_value, get_consumers, get_flat_inputs, get_static_shape, is_compressed, is_const
+from ..ir.shape_inference import Sizes, get_sizes
 from ..package.interface import get_feature
 from ..utils.errors import InputError
 from ..utils.option_spelling import format_advised_option
 from .pad_shape import reaches_softmax, read_ranges
-from .shape_inference import Sizes, get_sizes
 
 __all__ = ["DecoderStructure", "check_constant_buffers", "find_caches", "find_lookup", "format_sizes", "has_cache",
            "has_states", "recognize_decoder"]

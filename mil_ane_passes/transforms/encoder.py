@@ -16,6 +16,7 @@ from ..ir.block_editor import BlockEditor
 from ..ir.builder import RewriteBuilder, UniqueNames
 from ..ir.coremltools_internals import set_stored_type
 from ..ir.query import get_consumers, get_flat_inputs, is_compressed, is_const, wraps_negatives
+from ..ir.shape_inference import get_sizes
 from ..ir.type_inference import infer_types
 from ..package.interface import get_feature
 from ..utils.errors import InputError
@@ -28,7 +29,6 @@ from .io import Io
 from .pad_shape import PadShape, read_ranges, spread_scalar_choices
 from .padded_values import ImpossibleLength
 from .padding import MASKED, find_count, skip_moves
-from .shape_inference import get_sizes
 from .split_inputs import SplitInputs
 
 __all__ = ["AddMasks", "EncoderStructure", "NarrowMasks", "OneHotRows", "choose_context", "divide_encoder",

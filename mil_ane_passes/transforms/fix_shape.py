@@ -22,6 +22,7 @@ from ..ir.compressed_weights import explain_axis_obstacle, insert_unit_axis
 from ..ir.constants import make_const
 from ..ir.coremltools_internals import set_stored_type
 from ..ir.query import get_flat_inputs, get_itemsize, is_compressed, is_const, iterate_nested_ops, plain_type
+from ..ir.shape_inference import ShapeInference, Sizes, get_sizes, set_input_shape
 from ..package.interface import describe_feature, get_feature, get_predicted_names, get_specification_version
 from ..package.names import rename_var
 from ..package.origin import get_file_inputs
@@ -32,7 +33,6 @@ from ..utils.text_format import format_count
 from .contract import Draft, EditRecord, RoundedConstant, Transform
 from .dead_ops import has_effects
 from .names import check_identifier, strip_percent
-from .shape_inference import ShapeInference, Sizes, get_sizes, set_input_shape
 
 __all__ = ["EXACT_OPS", "FixShape", "FoldSizes", "fix_feature_shape", "format_shape"]
 

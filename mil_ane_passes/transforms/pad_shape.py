@@ -17,6 +17,7 @@ from ..ir.block_editor import BlockEditor
 from ..ir.builder import RewriteBuilder, UniqueNames
 from ..ir.coremltools_internals import add_function_input, remove_function_input, set_stored_type
 from ..ir.query import get_consumers, is_const, is_used
+from ..ir.shape_inference import get_sizes
 from ..package.interface import describe_feature, get_feature
 from ..passes.interface_change import InterfaceChange
 from ..utils.errors import InputError, suggest_nearest
@@ -28,7 +29,6 @@ from .fix_shape import fix_feature_shape, format_shape
 from .names import strip_percent
 from .padded_values import ImpossibleLength, LengthSamples, Refusal, choose_compared_deficits, sample_deficits
 from .padding import MASKED, Pad, Padding, get_uniform
-from .shape_inference import get_sizes
 from .state_flow import get_window
 
 __all__ = ["PadShape", "find_mask_values", "reaches_softmax", "read_ranges", "spread_scalar_choices"]

@@ -15,9 +15,9 @@ from coremltools.converters.mil.mil import Function, Operation, Var, types
 
 from ..ir.clone import clone_function
 from ..ir.query import get_flat_inputs, is_const, is_opaque
+from ..ir.shape_inference import ShapeInference, get_sizes, set_input_shape
 from ..utils.errors import InputError
 from .dead_ops import get_read_vars
-from .shape_inference import ShapeInference, get_sizes, set_input_shape
 
 __all__ = ["LengthSamples", "Refusal", "choose_compared_deficits", "sample_deficits"]
 

@@ -15,6 +15,7 @@ from ..ir.block_editor import BlockEditor
 from ..ir.clone import clone_function
 from ..ir.coremltools_internals import add_function_input
 from ..ir.query import is_symbolic
+from ..ir.shape_inference import ShapeInference, Sizes, get_sizes, set_input_shape
 from ..package.interface import describe_feature, get_feature, get_specification_version
 from ..package.names import make_free_name, rename_var
 from ..passes.interface_change import InterfaceChange
@@ -25,7 +26,6 @@ from .contract import PART_SUFFIXES, Draft, EditRecord, Transform
 from .dead_ops import get_read_vars, is_pure
 from .expose import choose_interface_dtype, get_dtype, get_type_kind
 from .names import collect_names, find_value, iterate_values, make_unknown_name_error
-from .shape_inference import ShapeInference, Sizes, get_sizes, set_input_shape
 
 __all__ = ["FunctionGraph", "SplitAt", "split_each"]
 

@@ -7,14 +7,16 @@ import json
 import coremltools as ct
 import numpy as np
 import pytest
+import torch
 from coremltools.converters.mil.mil import Builder as mb
-from coremltools.converters.mil.mil import types
+from coremltools.converters.mil.mil import get_new_symbol, types
 
 from mil_ane_passes.ane import predict_plan
 from mil_ane_passes.ane.latency import estimate_latency
 from mil_ane_passes.ane.latency_parameters import MEASURED_CHIPS, find_chips, load_parameters
 from mil_ane_passes.ane.latency_terms import compute_terms, describe_work
 from mil_ane_passes.ane.sizes import Sizes
+from mil_ane_passes.commands.sources import open_source
 from mil_ane_passes.ir.constants import LazyValue, make_const
 from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.utils.errors import InputError
@@ -52,6 +54,74 @@ def test_stored_bytes_are_those_that_the_source_prints(form, megabytes):
     work, = describe(programs.conv_chain((1, 2048, 1, 32), (2048, 2048, 1, 1), form=form))
     assert work.weight_bytes / 1e6 == pytest.approx(megabytes, rel=0.01)
     assert work.dense_bytes == 2048 * 2048 * 2
+
+
+def _weight(*shape):
+    return np.ones(shape, np.float16)
+
+
+CHANGES_OF_LENGTH = {
+    "conv": lambda x: x,
+    "strided conv": lambda x: mb.conv(x=x, weight=_weight(256, 256, 4), strides=[2], pad_type="custom", pad=[1, 1]),
+    "transposed conv": lambda x: mb.conv_transpose(x=x, weight=_weight(256, 256, 8), strides=[4], pad_type="custom",
+                                                   pad=[2, 2]),
+    "max pool": lambda x: mb.max_pool(x=x, kernel_sizes=[2], strides=[2], pad_type="valid"),
+    "concat": lambda x: mb.concat(values=[x, x], axis=2),
+    "slice": lambda x: mb.slice_by_index(x=x, begin=[0, 0, 8], end=[0, 0, 0], begin_mask=[True, True, False],
+                                         end_mask=[True] * 3),
+    "reshape": lambda x: mb.reshape(x=mb.concat(values=[x, x], axis=1), shape=[1, 256, -1]),
+    "computed shape": lambda x: mb.reshape(x=mb.concat(values=[x, x], axis=1), shape=mb.concat(values=[
+        np.array([1, 256], np.int32), mb.mul(x=mb.slice_by_index(x=mb.shape(x=x), begin=[2], end=[3]), y=2)], axis=0)),
+}
+
+
+def convert_chain(change, length):
+    """Convert a conv, a change of the length and two convs, for an input of a fixed or flexible length."""
+    spec = mb.TensorSpec((1, 80, get_new_symbol()), dtype=types.fp16)
+
+    @mb.program(input_specs=[spec], opset_version=ct.target.iOS17)
+    def program(x):
+        x = change(mb.conv(x=x, weight=_weight(256, 80, 7), pad_type="same"))
+        for _ in range(2):
+            x = mb.conv(x=x, weight=_weight(256, 256, 7), pad_type="same")
+        return x
+    return ct.convert(program, convert_to="mlprogram", minimum_deployment_target=ct.target.iOS17, skip_model_load=True,
+                      inputs=[ct.TensorType("x", (1, 80, length), dtype=np.float16)])
+
+
+@pytest.mark.parametrize("change", CHANGES_OF_LENGTH)
+def test_a_flexible_input_takes_the_time_of_its_default_shape(change):
+    """Also behind ops that change the length, whose sizes a package declares as unknown."""
+    found = []
+    for length in (512, ct.RangeDim(16, 1024, default=512)):
+        source = open_source(convert_chain(CHANGES_OF_LENGTH[change], length))
+        plan, _ = predict_plan(source.program, [], target="m4", package=source.package)
+        found.append((estimate_latency(source.program, plan, target="m4").latency_us, plan.total))
+    assert found[1] == pytest.approx(found[0], rel=1e-6)
+
+
+def test_a_program_that_is_converted_has_the_default_shapes_of_its_input_types():
+    """So that the guard of a pipeline compares latencies at these shapes; a program alone has none."""
+    def build(length):
+        return mb.program(input_specs=[mb.TensorSpec((1, 256, length), dtype=types.fp16)])(
+            lambda x: mb.conv(x=CHANGES_OF_LENGTH["concat"](x), weight=_weight(256, 256, 7), pad_type="same"))
+
+    program = build(get_new_symbol())
+    fixed, alone = (estimate_latency(each, target="m4").latency_us for each in (build(512), program))
+    flexible = ct.Shape((1, 256, ct.RangeDim(16, 1024, default=512)))
+    program.functions["main"].set_input_types((ct.TensorType("x", flexible),))
+    assert estimate_latency(program, target="m4").latency_us == pytest.approx(fixed) and alone < 0.6 * fixed
+
+
+def test_a_flexible_image_takes_the_time_of_its_default_size():
+    def measure(height):
+        model = torch.nn.Sequential(torch.nn.Conv2d(3, 64, 3, 2), torch.nn.Conv2d(64, 64, 3), torch.nn.MaxPool2d(2))
+        image = ct.ImageType("x", shape=(1, 3, height, 256))
+        source = open_source(ct.convert(torch.jit.trace(model, torch.ones(1, 3, 256, 256)), inputs=[image],
+                                        minimum_deployment_target=ct.target.iOS17, skip_model_load=True))
+        return predict_plan(source.program, [], target="m4", package=source.package)[0].total
+
+    assert measure(ct.RangeDim(64, 512, default=256)) == pytest.approx(measure(256))
 
 
 def test_weights_too_large_for_a_tile_are_streamed_again_and_a_split_of_k_is_faster():

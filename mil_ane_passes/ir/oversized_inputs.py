@@ -10,11 +10,13 @@ from typing import Any
 
 from coremltools.converters.mil.mil import Var, types
 
-from ..ir.coremltools_internals import get_typed_value
-from .limits import MAX_EVALUATED_ELEMENTS, MAX_RANK
+from .coremltools_internals import get_typed_value
+from .type_inference import MAX_EVALUATED_ELEMENTS
 
-__all__ = ["Rejected", "reject_oversized_inputs"]
+__all__ = ["MAX_RANK", "Rejected", "reject_oversized_inputs"]
 
+MAX_RANK = 32
+"Highest rank passed to pymil. Core ML supports ranks 5 to 8, depending on the op; a type of higher rank stays opaque."
 # Inputs with one element for each axis of a tensor.
 _PER_AXIS_INPUTS = frozenset(
     {"shape", "reps", "pad", "begin", "end", "size", "perm", "axes", "elem_shape", "resized_dims"}

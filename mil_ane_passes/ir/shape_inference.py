@@ -6,26 +6,34 @@ returns the same size for it, this is the size of the loop variable.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from coremltools.converters.mil.mil import Block, Function, Operation, Var, types
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
-from ..ir.coremltools_internals import evaluate_op, get_typed_value, set_stored_type, set_typed_value
-from ..ir.query import get_flat_inputs, is_opaque
-from ..ir.type_inference import infer_types, refine_type
-from ..package.limits import EvaluationBudget, count_elements
-from ..package.op_builder import COREMLTOOLS_ERRORS
-from ..package.oversized_inputs import Rejected, reject_oversized_inputs
+from .clone import clone_function
+from .coremltools_internals import evaluate_op, get_typed_value, set_stored_type, set_typed_value
+from .oversized_inputs import Rejected, reject_oversized_inputs
+from .query import get_flat_inputs, is_opaque
+from .type_inference import (
+    COREMLTOOLS_ERRORS,
+    MAX_EVALUATED_ELEMENTS,
+    EvaluationBudget,
+    count_elements,
+    infer_types,
+    refine_type,
+)
 
-__all__ = ["ShapeInference", "Sizes", "get_sizes", "set_input_shape"]
+__all__ = ["ShapeInference", "Sizes", "get_sizes", "infer_fixed_sizes", "set_input_shape"]
 
 Sizes = tuple[int | None, ...]
 _MAX_ROUNDS = 8
 "Most rounds of guesses about the sizes of one loop, as each infers the whole body; then the declared types are used."
 _EVALUATION_LIMITS = 1 << 22, 1 << 25
 "Most elements of one op's outputs, and of all ops, that are evaluated: masks of 2048 x 2048, and their operands."
+_EVALUATION_LIMITS_OF_SIZES = 1 << 12, MAX_EVALUATED_ELEMENTS
+"The same where sizes alone are inferred: sizes are computed from vectors of a few elements."
 
 
 def get_sizes(sym_type: Any) -> Sizes | None:
@@ -50,18 +58,52 @@ def set_input_shape(function: Function, name: str, shape: Iterable[int]) -> Var:
     return var
 
 
+def infer_fixed_sizes(function: Function, shapes: Mapping[str, Iterable[int]]) -> dict[Var, tuple[int, ...]]:
+    """Infer the sizes of the values that have symbolic sizes, if inputs have these `shapes`; others are omitted.
+
+    The function is not changed: the shapes are those of a copy, which shares its weights.
+    """
+    fixed = clone_function(function)
+    ShapeInference(fixed, [set_input_shape(fixed, name, shape) for name, shape in shapes.items()],
+                   _EVALUATION_LIMITS_OF_SIZES)
+    inputs = zip(function.inputs.values(), fixed.inputs.values(), strict=True)
+    found = {}
+    for var, copied in (*inputs, *_iterate_vars_of_both(function, fixed)):
+        own, sizes = get_sizes(var.sym_type), get_sizes(copied.sym_type)
+        if sizes is not None and (own is None or None in own):
+            known = tuple(size for size in sizes if size is not None)
+            if len(known) == len(sizes):
+                found[var] = known
+    return found
+
+
+def _iterate_vars_of_both(block: Block, other: Block) -> Iterator[tuple[Var, Var]]:
+    """Yield each computed value of `block` and of nested ones, with that of its copy."""
+    for op, copied in zip(block.operations, other.operations, strict=True):
+        if op.op_type == "const":
+            continue
+        for inner, inner_copy in zip(op.blocks, copied.blocks, strict=True):
+            yield from zip(inner.inputs, inner_copy.inputs, strict=True)
+            yield from _iterate_vars_of_both(inner, inner_copy)
+        yield from zip(op.outputs, copied.outputs, strict=True)
+
+
 class ShapeInference:
     """Infers the types and values that depend on the `changed` values of a function.
+
+    `limits` are the most elements of one op's outputs, and of all ops, that are evaluated.
 
     `declared` are the previous types of all values that were inferred again. If coremltools' inference contradicts
     them, the op keeps its types, and is added to `rejected` with coremltools' error ("" if it only infers other types).
     """
 
-    def __init__(self, function: Function, changed: Iterable[Var]) -> None:
+    def __init__(
+        self, function: Function, changed: Iterable[Var], limits: tuple[int, int] = _EVALUATION_LIMITS
+    ) -> None:
         self.declared: dict[Var, Any] = {}
         self.rejected: dict[Operation, str] = {}
         self._changed = set(changed)
-        self._budget = EvaluationBudget(*_EVALUATION_LIMITS)
+        self._budget = EvaluationBudget(*limits)
         with function:  # coremltools reads the opset of the current function
             self._infer_block(function)
 
