@@ -1,6 +1,7 @@
-"""`repeat_interleave` by a constant number for each element, and `embedding_bag` of bags of constant sizes.
+"""`repeat_interleave` by a constant number for each element or a computed one for all, and `embedding_bag` of bags of
+constant sizes.
 
-Both gather rows at constant positions, which bags reduce to their sum, mean or maximum. `tile` to more axes than its
+Both gather rows, which bags reduce to their sum, mean or maximum. `tile` to more axes than its
 input has adds them in front.
 """
 
@@ -17,7 +18,17 @@ from coremltools.converters.mil.mil import Var, types
 
 from ..contract import Patch
 from ..errors import NotConverted
-from ..lowering import add_result, bind_arguments, cast_to, is_constant, normalize_axis, to_python, to_tensor
+from ..lowering import (
+    add_result,
+    bind_arguments,
+    cast_to,
+    get_dims,
+    is_constant,
+    make_range,
+    normalize_axis,
+    to_python,
+    to_tensor,
+)
 
 PATCH = Patch(code="TORCH134",
               title="`repeat_interleave` by a tensor and `tile` to more axes are rejected; `embedding_bag` is not "
@@ -33,7 +44,11 @@ def repeat_interleave(context: Any, node: Any) -> None:
     inputs = bind_arguments(context, node, "self repeats=None dim=None output_size=None")
     repeats = inputs.self if inputs.repeats is None else inputs.repeats
     if not is_constant(repeats):
-        raise NotConverted.at(node, "the repeats are computed by the model", "make them a constant")
+        if inputs.repeats is None or repeats.rank:
+            raise NotConverted.at(node, "the repeats are computed by the model",
+                                  "make them a constant, or a single number")
+        add_result(context, node, _repeat_elements(inputs.self, repeats, to_python(inputs.dim, node, "dim"), node))
+        return
     counts = np.asarray(repeats.val if isinstance(repeats, Var) else repeats)
     if inputs.repeats is None:
         add_result(context, node, to_tensor(np.repeat(np.arange(counts.size), counts).astype(np.int32)))
@@ -50,6 +65,15 @@ def repeat_interleave(context: Any, node: Any) -> None:
     places = np.repeat(np.arange(int(x.shape[axis]), dtype=np.int32), counts)
     data = cast_to(x, types.int32) if x.dtype == types.bool else x
     add_result(context, node, cast_to(mb.gather(x=data, indices=places, axis=axis, name=node.name), x.dtype))
+
+
+def _repeat_elements(x: Var, repeats: Var, dim: int | None, node: Any) -> Var:
+    """Build `x` with each element along `dim` (None: of the flattened tensor) a computed number of times in a row."""
+    x, axis = (mb.reshape(x=x, shape=[-1]), 0) if dim is None else (x, normalize_axis(dim, x.rank))
+    repeats = cast_to(repeats, types.int32)
+    places = mb.floor_div(x=make_range(mb.mul(x=get_dims(x)[axis], y=repeats)), y=repeats)
+    data = cast_to(x, types.int32) if x.dtype == types.bool else x
+    return cast_to(mb.gather(x=data, indices=places, axis=axis, name=node.name), x.dtype)
 
 
 @PATCH.op("tile")

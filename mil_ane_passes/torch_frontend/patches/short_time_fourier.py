@@ -3,7 +3,8 @@
 The windowed transform of frames is a convolution of the signal. Where the hop divides the length of the transform, the
 signal is laid out as (hop, length / hop) first, and the kernel is n_fft / hop wide instead of n_fft, with a stride of
 1: ANE kernels are narrow. The inverse is the same in the other direction: one convolution from the frames to `hop`
-channels transforms, windows, overlaps and adds. It is divided by the sum of the squared windows, as torch does.
+channels transforms, windows, overlaps and adds. It is divided by the sum of the squared windows, as torch does. Its
+`length` can be computed (`length=x.shape[-1]`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ..complex_values import is_complex, join_complex, split_complex
 from ..contract import Patch
 from ..creation import make_filled
 from ..errors import NotConverted
-from ..lowering import add_result, bind_arguments, cast_to, get_dims, to_python
+from ..lowering import add_result, bind_arguments, cast_to, get_dims, is_constant, to_python, to_size_vector
 from .fourier import make_fourier_matrices
 
 PATCH = Patch(code="TORCH157",
@@ -131,10 +132,14 @@ def istft(context: Any, node: Any) -> None:
                   if part.shape[1] != bins else part for part in parts)
     signal = _overlap_add(mb.concat(values=parts, axis=1), _make_synthesis_matrix(frame, bins), frame)
     begin = frame.count // 2 if to_python(inputs.center, node, "center") else 0
-    length = to_python(inputs.length, node, "length")
-    signal = _divide_by_envelope(
-        node, _crop_samples(signal, begin, length), parts[0].shape[2], begin, length, frame, parts[0]
-    )
+    frames, length = parts[0].shape[2], inputs.length
+    length = to_python(length, node, "length") if is_constant(length) else length
+    if length is None or isinstance(length, int) and isinstance(frames, int | np.integer):
+        signal = _divide_by_envelope(node, _crop_samples(signal, begin, length), frames, begin, length, frame, parts[0])
+    else:
+        signal, envelope = (mb.slice_by_index(x=each, begin=[0, begin], end=[0, 0], end_mask=[True, True])
+                            for each in (signal, _make_flexible_envelope(frame, parts[0])))
+        signal = _take_samples(mb.real_div(x=signal, y=envelope), length, frame)
     add_result(context, node, mb.squeeze(x=signal, axes=[0], name=node.name) if single else
                mb.identity(x=signal, name=node.name))
 
@@ -199,8 +204,22 @@ def _divide_by_envelope(
         x = mb.mul(x=x, y=(1 / envelope)[None].astype(np.float32))
         missing = 0 if length is None else length - len(envelope)
         return mb.pad(x=x, pad=[0, 0, 0, missing], mode="constant", constant_val=0.0) if missing > 0 else x
-    if length is not None:
-        raise NotConverted.at(node, "has a `length` and a flexible number of frames",
-                              "omit `length`, or fix the size")
+    return mb.real_div(x=x, y=_crop_samples(_make_flexible_envelope(frame, like), begin, None))
+
+
+def _make_flexible_envelope(frame: SimpleNamespace, like: Var) -> Var:
+    """Make the sum of the squared windows of all frames of `like`, [1, samples]."""
     ones = make_filled([1, 1, get_dims(like)[2]], 1.0, types.fp32)
-    return mb.real_div(x=x, y=_crop_samples(_overlap_add(ones, squares[None], frame), begin, None))
+    return _overlap_add(ones, (frame.window**2)[None], frame)
+
+
+def _take_samples(x: Var, length: Any, frame: SimpleNamespace) -> Var:
+    """Take the first `length` samples, a number or computed; zeros follow the samples, as in torch.
+
+    For a computed length there are zeros of one frame, more than a signal has beyond the frames of its transform; Core
+    ML rejects a longer one at run time.
+    """
+    zeros = frame.count if isinstance(length, Var) else int(length)
+    x = mb.pad(x=x, pad=[0, 0, 0, zeros], mode="constant", constant_val=0.0)
+    size = to_size_vector([-1, length if isinstance(length, Var) else int(length)])
+    return mb.slice_by_size(x=x, begin=np.zeros(2, np.int32), size=size)

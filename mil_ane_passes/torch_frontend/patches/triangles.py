@@ -1,8 +1,9 @@
 """`triu` and `tril` by a mask, and `roll` by two slices.
 
 coremltools computes the triangle of a tensor by subtracting the other one, which makes NaN of inf - inf: the causal
-mask `full(-inf).triu(1)`. Here a constant band selects; the triangle of a constant tensor is a constant. A roll by a
-constant shift is a concat of two slices, for any size, without gathers and ranges.
+mask `full(-inf).triu(1)`. Here a band selects, which is constant or computed from the diagonal; the triangle of a
+constant tensor is a constant. A roll by a constant shift is a concat of two slices, for any size, without gathers and
+ranges.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from ..lowering import (
     bind_arguments,
     get_dims,
     has_static_shape,
+    is_constant,
     make_range,
     name_result,
     normalize_axis,
@@ -46,9 +48,12 @@ def probe() -> str | None:
 def lower_triangle(context: Any, node: Any) -> None:
     """Lower triu(self, diagonal=0), tril(self, diagonal=0)."""
     inputs = bind_arguments(context, node, "self diagonal=0")
-    x, diagonal = inputs.self, int(to_python(inputs.diagonal, node, "diagonal"))
-    upper = node.kind.startswith("triu")
-    if x.val is not None:
+    x, diagonal, upper = inputs.self, inputs.diagonal, node.kind.startswith("triu")
+    if is_constant(diagonal):
+        diagonal = int(to_python(diagonal, node, "diagonal"))
+    elif not types.is_int(diagonal.dtype):
+        diagonal = mb.cast(x=diagonal, dtype="int32")
+    if x.val is not None and isinstance(diagonal, int):
         value = (np.triu if upper else np.tril)(x.val, diagonal)
         add_result(context, node, name_result(make_constant(value, x.dtype), node))
         return
@@ -59,16 +64,20 @@ def lower_triangle(context: Any, node: Any) -> None:
     add_result(context, node, mb.select(cond=mask, a=x, b=make_filled_like(x, 0, x.dtype), name=node.name))
 
 
-def _make_triangle_mask(x: Var, diagonal: int, upper: bool) -> Var:
-    """Make a mask that is true inside the triangle, of a shape that broadcasts to that of `x`."""
-    if has_static_shape(x):
+def _make_triangle_mask(x: Var, diagonal: int | Var, upper: bool) -> Var:
+    """Make a mask that is true inside the triangle, of a shape that broadcasts to that of `x`.
+
+    A diagonal is computed in the mask of a chunk behind a cache: `ones(queries, keys).tril(keys - queries)`.
+    """
+    if has_static_shape(x) and isinstance(diagonal, int):
         inside = (np.triu if upper else np.tril)(np.ones(x.shape[-2:], dtype=bool), diagonal)
         return mb.const(val=inside.reshape([1] * (x.rank - 2) + list(inside.shape)))
     height, width = get_dims(x)[-2:]
     distance = mb.sub(x=mb.expand_dims(x=make_range(width), axes=[0]),
                       y=mb.expand_dims(x=make_range(height), axes=[1]))
     compare = mb.greater_equal if upper else mb.less_equal
-    return mb.logical_or(x=compare(x=distance, y=np.int32(diagonal)), y=make_filled_like(x, False, types.bool))
+    limit = np.int32(diagonal) if isinstance(diagonal, int) else diagonal
+    return mb.logical_or(x=compare(x=distance, y=limit), y=make_filled_like(x, False, types.bool))
 
 
 @PATCH.op("roll")

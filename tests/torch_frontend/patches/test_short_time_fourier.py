@@ -70,6 +70,15 @@ def test_there_and_back_at_a_flexible_length():
     check(model, SIGNAL, flexible=[1], lowest=32, at=[[torch.randn(2, length)] for length in (40, 56)], **CLOSE)
 
 
+@pytest.mark.parametrize("length", ["computed", 50])
+def test_back_to_a_length_from_a_flexible_number_of_frames(length):
+    def model(x):
+        spectrum = torch.stft(x, 16, 4, window=WINDOW, return_complex=True)
+        return torch.istft(spectrum, 16, 4, window=WINDOW, length=x.shape[-1] if length == "computed" else length)
+
+    check(model, SIGNAL, flexible=[1], lowest=32, at=[[torch.randn(2, length)] for length in (41, 47, 56)], **CLOSE)
+
+
 def test_no_op_is_a_conv_with_a_stride_where_the_hop_divides_the_length():
     def model(x):
         return torch.istft(torch.stft(x, 16, 4, window=WINDOW, return_complex=True), 16, 4, window=WINDOW)
