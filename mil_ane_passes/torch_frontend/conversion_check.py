@@ -333,9 +333,9 @@ class _ConversionCheck:
         `differing` are the outputs in which it does. The numbers that are moved are those of the inputs and constants
         of the frontend's program, and, beside this program, those of the torch model: the distance of a point from
         itself is noise in torch, where it is the root of a difference of products, and 0 in the program. Integers,
-        such as the places of the largest elements, are asked for on ordinary numbers only, since the order of equal
-        elements is compared on ties. The result has the outputs whose other elements are as expected. Logs the number
-        of elements of each of `differing`.
+        such as the indices of the largest elements, are compared in all elements on ties, as the order of equal
+        elements has to be that of torch. The result has the outputs whose other elements are as expected. Logs the
+        number of elements of each of `differing`.
         """
         if any(each.reason for each in differing):
             return {}
@@ -353,7 +353,7 @@ class _ConversionCheck:
             moves.append((expected, lambda *move: self._run_moved_module(feeds, plan, *move)))
         for start, run_moved in moves:
             changed = find_undetermined(expected, found, start, run_moved, names, rounding, tolerance,
-                                        kinds="f" if plan.adversarial else "fiub")
+                                        kinds="f" if plan.adversarial == TIES else "fiub")
             wrong = {each.output for each in _find_differing_outputs(expected, runner, given, plan, tolerance, changed)}
             undetermined = {name: elements for name, elements in changed.items() if name not in wrong}
             if names <= undetermined.keys():

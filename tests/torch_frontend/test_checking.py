@@ -977,6 +977,17 @@ def test_choices_between_numbers_that_are_equal_in_fp16_are_left_out(choice, cap
     assert size == output.size and 0 < left_out < size * (0.3 if choice == "places" else 0.05)
 
 
+def test_choices_are_left_out_at_large_numbers_and_compared_at_ties(caplog):
+    def choose(x):
+        centered = x - x.mean(-1, keepdim=True)
+        return torch.stack([x.var(-1, correction=0), centered.square().mean(-1)]).argmax(0)
+
+    x = torch.randn(256, 16, generator=torch.Generator().manual_seed(0))
+    with caplog.at_level(logging.WARNING, "mil_ane_passes"), pytest.raises(NotEqual, match="at ties"):
+        checked(choose, x, compute_precision=ct.precision.FLOAT32)
+    assert any("not compared at large numbers" in record.message for record in caplog.records)
+
+
 class Replaces(AbstractGraphPass):
     """A pass that puts something else in place of the tanh."""
 
