@@ -558,6 +558,7 @@ def _compare_generations(before: Program, structure: DecoderStructure, folder: P
     """Generate tokens with the source and with the packages, and compare tokens and logits of each step."""
     from ..report.decoder.generate import Decoder
     from ..runtime import Runtime, predictor
+    from ..transforms.decoder import describe_lost_rows
 
     manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     fixed = _make_fixed(before.functions[structure.function], structure)
@@ -585,8 +586,9 @@ def _compare_generations(before: Program, structure: DecoderStructure, folder: P
         token = int(np.argmax(found))
         if not error <= LOGIT_BOUND or expected[int(np.argmax(expected))] - expected[token] > 2 * error * scale:
             report.status = "rejected"
+            lost = describe_lost_rows(before.functions[structure.function])
             report.reason = (f"after {end} tokens the logits differ by {error:.1e} of the largest; {LOGIT_BOUND:g} is "
-                             "allowed")
+                             f"allowed{f'; likely cause: {lost}' if lost else ''}")
             return
         report.tokens.append(token)
         ids = [token]

@@ -5,6 +5,7 @@ A recurrent model has no attention, and therefore neither mask nor position: eac
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -17,7 +18,8 @@ from ..utils.errors import InputError
 from ..utils.option_spelling import format_advised_option
 from .pad_shape import reaches_softmax, read_ranges
 
-__all__ = ["DecoderStructure", "check_constant_buffers", "find_caches", "find_lookup", "format_sizes", "has_cache",
+__all__ = ["DecoderStructure", "check_constant_buffers", "describe_lost_rows", "find_caches", "find_lookup",
+           "format_sizes", "has_cache",
            "has_states", "recognize_decoder"]
 
 _MASK_RANK = 4
@@ -30,6 +32,10 @@ _VIEWS = frozenset({"slice_by_index", "gather", "split", "squeeze", "cast", "ide
 
 They select layers, or are unsupported; these are included so that an error can report them.
 """
+_RESHAPED = frozenset({"expand_dims", "squeeze", "reshape", "cast", "identity"})
+"Ops that may be between rows written into a slice of a buffer and the op that writes the slice into the buffer."
+_UNNAMED = re.compile(r"var_\d+(_|$)")
+"Names that coremltools derives from the numbers of values in a trace: never those of buffers."
 
 
 @dataclass(frozen=True)
@@ -84,18 +90,56 @@ def check_constant_buffers(program: Program, where: str) -> None:
     if not any(types.is_tensor(var.sym_type) and types.is_int(var.dtype) and find_lookup(var) is not None
                for var in function.inputs.values()):
         return
+    lost = describe_lost_rows(function)
+    if lost:
+        raise InputError(f"{where}: the model has no states, but {lost}")
+
+
+def describe_lost_rows(function: Function) -> str:
+    """Describe the rows that are written at a computed position of constants, and the states that keep them.
+
+    Returns "" if no rows are. The name and the shape of a buffer are stated only where the program has them.
+    """
     writes = [op for op in function.operations if op.op_type == "slice_update" and is_const(op.x)
               and types.is_float(op.x.dtype) and not is_const(op.begin)]
-    buffers = {op.x.name.removesuffix("_to_fp16"): tuple(map(int, op.x.shape)) for op in writes}
-    if not buffers:
-        return
+    if not writes:
+        return ""
+    buffers = {var.name.removesuffix("_to_fp16"): tuple(map(int, var.shape)) for var in map(_find_buffer, writes)}
     name, shape = next(iter(buffers.items()))
-    several, more = (", ...", f": {', '.join(buffers)}") if len(buffers) > 1 else ("", f": {name}")
-    raise InputError(f"{where}: the model has no states, but the op '{writes[0].outputs[0].name}' (slice_update) "
-                     f"writes rows into the constant buffer '{name}', and they are lost after each call; expected the "
-                     "cache in states: convert the source model again with states=[ct.StateType(wrapped_type="
-                     f"ct.TensorType(shape={shape}, dtype=np.float16), name='{name}'){several}], one for "
-                     f"each cache buffer{more} (see transforms/README.md)")
+    states = [each for each, var in function.inputs.items() if types.is_state(var.sym_type)]
+    beside = f" besides {', '.join(map(repr, states))}" if states else ""
+    several = ", ..." if len(buffers) > 1 else ""
+    kind = "constant buffer"
+    if any(map(_UNNAMED.match, buffers)):
+        kind = "constant"
+        advice = (f"states=[ct.StateType(wrapped_type=ct.TensorType(shape=SHAPE, dtype=np.float16), name=NAME), ...]"
+                  f"{beside}, one for each cache buffer: NAME is the name of the buffer in the torch module (see "
+                  "model.named_buffers()), and SHAPE is the shape of the buffer (see transforms/README.md)")
+    else:
+        advice = (f"states=[ct.StateType(wrapped_type=ct.TensorType(shape={shape}, dtype=np.float16), name='{name}')"
+                  f"{several}]{beside}, one for each cache buffer: {', '.join(buffers)} (with names as in "
+                  "model.named_buffers(), see transforms/README.md)")
+    return (f"the op '{writes[0].outputs[0].name}' (slice_update) writes rows into the {kind} '{name}', and "
+            "they are lost after each call; expected the cache in states: convert the source model again with "
+            f"{advice}")
+
+
+def _find_buffer(write: Operation) -> Var:
+    """Return the constant of the entire buffer, if `write` changes a constant slice of it that is then written back.
+
+    In a trace, `self.keys[layer][..., position:end] = rows` is a write into `self.keys[layer]`, which becomes a
+    constant of its own, and a write of the result into `self.keys`.
+    """
+    pending, seen = list(write.outputs), set(write.outputs)
+    while pending:
+        var = pending.pop()
+        for op in get_consumers(var):
+            if op.op_type == "slice_update" and op.update is var and is_const(op.x):
+                return op.x
+            if op.op_type in _RESHAPED:
+                pending += [each for each in op.outputs if each not in seen]
+                seen.update(op.outputs)
+    return write.x
 
 
 def recognize_decoder(program: Program, where: str) -> DecoderStructure:

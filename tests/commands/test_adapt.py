@@ -519,7 +519,7 @@ def make_decoder(path, **options):
 
 
 def decoder(*, batch=1, mask=True, ids=True, state=True, extra=None, extra_rows=1, outputs=1, end=None, write=True,
-            ring=False, activation=False, palette=False, last=False, constant=False):
+            ring=False, activation=False, palette=False, last=False, constant=""):
     """A decoder of one attention over its own cache, or one that lacks something."""
     steps, length = get_new_symbol(), get_new_symbol() if end is None else end
     specs = {"ids": mb.TensorSpec((batch, steps), dtype=types.int32) if ids else mb.TensorSpec(
@@ -545,7 +545,7 @@ def decoder(*, batch=1, mask=True, ids=True, state=True, extra=None, extra_rows=
             until = mb.add(x=until, y=np.int32([batch, 1, 0, 0]))
             if constant:
                 held = mb.slice_update(x=mb.const(val=np.zeros((batch, 1, ROWS, WIDTH), np.float16),
-                                                  name="buffer_to_fp16"), update=keys, begin=begin, end=until,
+                                                  name=f"{constant}_to_fp16"), update=keys, begin=begin, end=until,
                                        name="written")
             else:
                 held = mb.read_state(input=cache)
@@ -963,7 +963,7 @@ def test_a_cache_that_is_carried_in_another_way_is_named(tmp_path, capsys, optio
     ({"end": ROWS}, "the mask 'mask' is (1, 1, ?, 8); expected (1, 1, T, E) with flexible E"),
     ({"write": False}, "no rows are written to the cache at a position"),
     ({"ring": True}, "(slice_update) writes at a position modulo a number ('place', mod), as the cache of a"),
-    ({"state": False, "constant": True}, "source.mlpackage: the model has no states, but the op 'written' "
+    ({"state": False, "constant": "buffer"}, "source.mlpackage: the model has no states, but the op 'written' "
      "(slice_update) writes rows into the constant buffer 'buffer'"),
 ])
 def test_what_is_not_recognized_is_named(tmp_path, capsys, options, reason):
@@ -987,11 +987,19 @@ def test_sizes_that_do_not_fit_are_explained(tmp_path, capsys, arguments, reason
 
 
 def test_a_cache_without_states_says_how_to_convert_it(tmp_path):
-    source = make_decoder(tmp_path / "source.mlpackage", state=False, constant=True)
+    source = make_decoder(tmp_path / "source.mlpackage", state=False, constant="buffer")
     with pytest.raises(ane.InputError, match="expected the cache in states") as refusal:
         ane.adapt(source, tmp_path / "out")
     assert ("states=[ct.StateType(wrapped_type=ct.TensorType(shape=(1, 1, 8, 4), dtype=np.float16), name='buffer')]"
             in str(refusal.value)), str(refusal.value)
+
+
+def test_a_name_that_the_converter_chose_is_not_advised_as_that_of_a_buffer(tmp_path):
+    source = make_decoder(tmp_path / "source.mlpackage", state=False, constant="var_149")
+    with pytest.raises(ane.InputError, match="the name of the buffer in the torch module") as refusal:
+        ane.adapt(source, tmp_path / "out")
+    assert "model.named_buffers()" in str(refusal.value) and "name='var_149'" not in str(refusal.value)
+    assert "(1, 1, 8, 4)" not in str(refusal.value)
 
 
 def test_caches_of_different_rows_are_those_of_a_sliding_window():

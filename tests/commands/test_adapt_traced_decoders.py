@@ -57,17 +57,17 @@ class Decoder(torch.nn.Module):
         return scores.softmax(-1) @ v
 
 
-def save_decoder(path, convert, layers=2, form="plain", precision="FLOAT16"):
+def save_decoder(path, convert, layers=2, form="plain", precision="FLOAT16", held="kv"):
     torch.manual_seed(0)
     module = Decoder(layers, form).eval()
     with torch.no_grad():
         traced = torch.jit.trace(module, (torch.zeros(1, 3, dtype=torch.int32), torch.zeros(1, 1, 3, 5)),
                                  check_trace=False)
     tokens, end = ct.RangeDim(1, ROWS, 1), ct.RangeDim(1, ROWS, 1)
-    states = [ct.StateType(ct.TensorType(shape=tuple(module.k.shape), dtype=np.float16), name=name) for name in "kv"]
+    states = [ct.StateType(ct.TensorType(shape=tuple(module.k.shape), dtype=np.float16), name=name) for name in held]
     model = convert(traced, inputs=[ct.TensorType("ids", (1, tokens), dtype=np.int32),
                                     ct.TensorType("mask", (1, 1, tokens, end), dtype=np.float16)],
-                    outputs=[ct.TensorType("logits", dtype=np.float16)], states=states, skip_model_load=True,
+                    outputs=[ct.TensorType("logits", dtype=np.float16)], states=states or None, skip_model_load=True,
                     minimum_deployment_target=ct.target.iOS18, compute_precision=getattr(ct.precision, precision))
     model.save(str(path))
     return path
@@ -98,3 +98,18 @@ def test_the_values_of_a_stateful_decoder_are_computed_without_its_writes(tmp_pa
     report = ane.edit(source, tmp_path / "out.mlpackage", verify=True, fix_shape={"ids": (1, 4)},
                       pad_shape={"mask": (1, 1, (4, 4), (4, ROWS))})
     assert report.status == "written", str(report)
+
+
+def test_buffers_without_states_are_named_as_in_the_module(tmp_path):
+    """`ane.convert` makes constants of the slices of a buffer, too, as rows are written into these first."""
+    source = save_decoder(tmp_path / "source.mlpackage", ane.convert, held="")
+    with pytest.raises(InputError, match="into the constant buffer 'k', and they are lost") as refusal:
+        ane.adapt(source, tmp_path / "out")
+    assert ("states=[ct.StateType(wrapped_type=ct.TensorType(shape=(2, 1, 2, 16, 8), dtype=np.float16), "
+            "name='k'), ...], one for each cache buffer: k, v (" in str(refusal.value)), str(refusal.value)
+
+
+def test_a_forgotten_state_is_the_likely_cause_of_other_logits(tmp_path):
+    report = ane.adapt(save_decoder(tmp_path / "source.mlpackage", ane.convert, 1, held="k"), tmp_path / "out")
+    assert report.status == "rejected" and "into the constant buffer 'v', and they are lost" in report.reason
+    assert "besides 'k'" in report.reason and "shape=(1, 1, 2, 16, 8), dtype=np.float16), name='v')]" in report.reason
