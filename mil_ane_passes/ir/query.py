@@ -217,6 +217,15 @@ def get_reshape_extents(shape: Iterable[Any]) -> list[int]:
     return [-1 if is_symbolic(extent) else int(extent) for extent in shape]
 
 
+def describe_constant_sizes(op: Operation) -> str:
+    """Describe why `op` cannot have operands of these sizes, if it is a reshape to constant sizes; "" for others."""
+    if op.op_type != "reshape" or not is_const(op.shape):  # computed sizes may be inferred, and have values, too
+        return ""
+    return (f"; the sizes {tuple(map(int, op.shape.val))} are constants: a trace fixes the number of tokens (or "
+            "another size) of its example where the module does not compute with it; trace with several tokens, not "
+            'one, with sizes that are read from x.shape, and models of transformers with attn_implementation="eager"')
+
+
 def is_const_or_compressed(var: Var) -> bool:
     """Return whether `var` is a const or a compressed weight."""
     return var.op is not None and var.op.op_type.startswith("const")

@@ -12,6 +12,7 @@ import torch
 
 from ..ir.constants import LazyValue
 from ..ir.coremltools_internals import get_typed_value
+from ..ir.query import describe_constant_sizes
 from ..utils.budget import get_current_budget
 from ..utils.errors import AnePassesError, InputError
 from .attention_chains import ChainStep, compute_chain
@@ -273,4 +274,5 @@ class Interpreter:
 
 
 def _make_evaluation_error(op: Any, error: Exception) -> InputError:
-    return InputError(f"{op.op_type} '{op.name}': cannot be computed on these operands: {error}")
+    return InputError(f"{op.op_type} '{op.name}': cannot be computed on these operands: {error}"
+                      f"{describe_constant_sizes(op)}")

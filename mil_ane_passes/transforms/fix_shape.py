@@ -21,7 +21,15 @@ from ..ir.clone import clone_function
 from ..ir.compressed_weights import explain_axis_obstacle, insert_unit_axis
 from ..ir.constants import make_const
 from ..ir.coremltools_internals import set_stored_type
-from ..ir.query import get_flat_inputs, get_itemsize, is_compressed, is_const, iterate_nested_ops, plain_type
+from ..ir.query import (
+    describe_constant_sizes,
+    get_flat_inputs,
+    get_itemsize,
+    is_compressed,
+    is_const,
+    iterate_nested_ops,
+    plain_type,
+)
 from ..ir.shape_inference import ShapeInference, Sizes, get_sizes, set_input_shape
 from ..package.interface import describe_feature, get_feature, get_predicted_names, get_specification_version
 from ..package.names import rename_var
@@ -392,7 +400,8 @@ def _check_inferred(inferred: ShapeInference, shapes: dict[str, Shape]) -> None:
     for op, why in inferred.rejected.items():
         if why:
             raise make_request_error(f"with {_format_shapes(shapes)} the op '{op.outputs[0].name}' ({op.op_type}) is "
-                                     f"impossible: {why}; expected consistent shapes")
+                                     f"impossible: {why.rstrip('.')}"
+                                     f"{describe_constant_sizes(op) or '; expected consistent shapes'}")
 
 
 def _record(

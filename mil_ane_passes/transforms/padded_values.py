@@ -14,7 +14,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Function, Operation, Var, types
 
 from ..ir.clone import clone_function
-from ..ir.query import get_flat_inputs, is_const, is_opaque
+from ..ir.query import describe_constant_sizes, get_flat_inputs, is_const, is_opaque
 from ..ir.shape_inference import ShapeInference, get_sizes, set_input_shape
 from ..utils.errors import InputError
 from .dead_ops import get_read_vars
@@ -253,7 +253,8 @@ def _infer(function: Function, shapes: Mapping[str, Any]) -> str:
     for op, why in inferred.rejected.items():
         if why and op.outputs:
             listed = ", ".join(f"{name} = {','.join(map(str, shape))}" for name, shape in shapes.items())
-            return f"with {listed} the op '{op.outputs[0].name}' ({op.op_type}) is impossible: {why}"
+            return (f"with {listed} the op '{op.outputs[0].name}' ({op.op_type}) is impossible: {why.rstrip('.')}"
+                    f"{describe_constant_sizes(op)}")
     return ""
 
 

@@ -338,6 +338,15 @@ def test_an_op_that_cannot_be_computed_is_named() -> None:
         Runtime(made)({"x": draw(0, 4), "y": draw(1, 3)})
 
 
+def test_a_reshape_to_the_sizes_of_a_trace_says_so() -> None:
+    symbol = get_new_symbol()
+    feeds = {"x": draw(0, 1, 4)}
+    made = program(lambda x: mb.reshape(x=x, shape=[2, 2], name="y"), feeds, shapes={"x": (symbol, 4)})
+    with pytest.raises(InputError, match=r"reshape 'y': .*the sizes \(2, 2\) are constants: a trace fixes the number "
+                       r"of tokens .*trace with several tokens.*attn_implementation=\"eager\""):
+        Runtime(made)({"x": draw(0, 3, 4)})
+
+
 @pytest.mark.parametrize("axis", [0, -2])
 def test_rows_of_a_replaced_constant_are_those_of_the_other(axis: int) -> None:
     """A lookup along axis 0 reads rows from the stored table, but not if a run replaces the table or limits it."""

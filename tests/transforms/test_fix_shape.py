@@ -206,6 +206,25 @@ def test_shapes_that_do_not_go_together_are_refused(tmp_path):
     fixed(source, "a=1,4,7", "b=1,4,7", out="well")
 
 
+@pytest.mark.parametrize("option", ["fix_shape", "pad_shape"])
+def test_a_reshape_to_the_sizes_of_a_trace_says_so(tmp_path, option):
+    source = flexible(tmp_path / "source.mlpackage", lambda a: mb.reshape(x=a, shape=[1, 4, 2, 3], name="y"),
+                      {"a": RANGED})
+    with pytest.raises(ane.InputError, match=r"'y' \(reshape\) is impossible: .*[^.]; the sizes \(1, 4, 2, 3\) are "
+                       "constants: a trace fixes the number of tokens"):
+        ane.edit(source, tmp_path / "fixed.mlpackage", **{option: ["a=1,4,7"]})
+
+
+def test_a_reshape_to_computed_sizes_is_not_said_to_have_constant_ones(tmp_path):
+    def body(a):
+        half = mb.floor_div(x=mb.gather(x=mb.shape(x=a), indices=[2], axis=0), y=2)
+        return mb.reshape(x=a, shape=mb.concat(values=[[1, 4, 2], half], axis=0), name="y")
+
+    source = flexible(tmp_path / "source.mlpackage", body, {"a": RANGED})
+    with pytest.raises(ane.InputError, match=r"'y' \(reshape\) is impossible: .*; expected consistent shapes"):
+        ane.edit(source, tmp_path / "fixed.mlpackage", fix_shape=["a=1,4,7"])
+
+
 def test_ends_counted_from_the_back_are_those_of_each_slice(tmp_path):
     def body(a, b):
         rows = mb.slice_by_index(x=mb.shape(x=a), begin=[0], end=[1])
