@@ -13,7 +13,11 @@ from coremltools.converters.mil.mil import Var
 
 from ..passes.plan import ANE_OUTPUT_MS, ENTER_ANE_MS, TRANSITION_MS, Plan, Row
 
-__all__ = ["CpuPartition", "StrandedOps", "find_cpu_partitions", "find_stranded_ops", "iterate_rows_by_function"]
+__all__ = ["TOO_SMALL", "CpuPartition", "StrandedOps", "find_cpu_partitions", "find_stranded_ops",
+           "iterate_rows_by_function"]
+
+TOO_SMALL = "all ops are supported, the model is too small for the ANE"
+"The reason why a model without unsupported ops is predicted on the CPU."
 
 
 @dataclass(frozen=True)

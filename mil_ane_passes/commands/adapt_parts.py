@@ -160,16 +160,18 @@ def join_figures(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def format_figures(figures: Mapping[str, Any]) -> str:
     if not figures:
         return "not measured"
+    from ..ane.partitions import TOO_SMALL
     from ..ane.wrong_numbers import format_wrong_numbers
 
     count = sum(figures["unsupported"].values())
     wrong = format_wrong_numbers([each["code"] for each in figures["wrong_numbers"]])
     listed = ", ".join(f"{number} {kind}" for kind, number in figures["unsupported"].items())
+    small = bool(figures["ops"]) and not (count or figures["unknown"] or figures["share"])
     milliseconds = "" if figures["estimated_ms"] is None else f", {figures['estimated_ms']:.3f} ms estimated"
     return (f"{figures['ops']} ops, {count} unsupported on {figures['target']}{f' ({listed})' if listed else ''}, "
             f"{f'{wrong}, ' * bool(wrong)}{figures['share']:.1f} % of ops and {figures['time_share']:.1f} % of "
-            f"estimated time predicted on the ANE, {figures['transitions']} transitions{milliseconds}, "
-            f"{format_bytes(figures['weight_bytes'])} of weights"
+            f"estimated time predicted on the ANE{f' ({TOO_SMALL})' * small}, {figures['transitions']} "
+            f"transitions{milliseconds}, {format_bytes(figures['weight_bytes'])} of weights"
             + ("" if figures["call_bytes"] is None else f", {format_bytes(figures['call_bytes'])} in and out a call"))
 
 

@@ -7,7 +7,14 @@ from itertools import pairwise
 
 from coremltools.converters.mil.mil import Block, Builder, Function, Var
 
-from ..ane.partitions import CpuPartition, StrandedOps, find_cpu_partitions, find_stranded_ops, iterate_rows_by_function
+from ..ane.partitions import (
+    TOO_SMALL,
+    CpuPartition,
+    StrandedOps,
+    find_cpu_partitions,
+    find_stranded_ops,
+    iterate_rows_by_function,
+)
 from ..ane.segments import find_cheapest_partition
 from ..ir.query import get_flat_inputs
 from ..passes.contract import BlockRule, Community, Example, Hit, Miss, PlanRule, Severity
@@ -74,7 +81,7 @@ class CpuShare(PlanRule):
 def _describe_unsupported_ops(rows: list[Row]) -> str:
     refused = [row for row in rows if not row.takes and not row.depth]
     if not refused:
-        return "; all ops are supported, the model is too small for the ANE"
+        return f"; {TOO_SMALL}"
     kinds = format_op_types(row.op for row in refused)
     limit = "limits" if len(refused) == 1 else "limit"
     return f"; {format_count(len(refused), 'op')} unsupported on the ANE {limit} it ({kinds})"

@@ -113,3 +113,5 @@ def test_a_forgotten_state_is_the_likely_cause_of_other_logits(tmp_path):
     report = ane.adapt(save_decoder(tmp_path / "source.mlpackage", ane.convert, 1, held="k"), tmp_path / "out")
     assert report.status == "rejected" and "into the constant buffer 'v', and they are lost" in report.reason
     assert "besides 'k'" in report.reason and "shape=(1, 1, 2, 16, 8), dtype=np.float16), name='v')]" in report.reason
+    after = next(line for line in str(report).splitlines() if line.startswith("after:"))
+    assert "0 unsupported on m4" in after and "all ops are supported, the model is too small for the ANE" in after
