@@ -160,6 +160,7 @@ def test_the_recipe_for_decoders_generates_what_torch_does(tmp_path, monkeypatch
     assert replaced != recipe
     names = {"__name__": "__main__"}
     exec(compile(replaced, "<page>", "exec"), names)
+    assert not names["decoder"].training  # which both converters warn of
     ane.adapt("decoder.mlpackage", "folder", context=64, target="m4")
     done = subprocess.run([sys.executable, "folder/generate.py", "--ids", "1,2,3", "--steps", "6", "--runtime",
                            "reference", "--json"], capture_output=True, text=True)
