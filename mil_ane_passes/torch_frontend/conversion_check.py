@@ -114,7 +114,7 @@ def _convert_with_frontend(model: Any, asked: Mapping[str, Any], target: Any) ->
     if isinstance(inputs, list | tuple):
         inputs = [_replace_fp16_image(each) for each in inputs]
     # With a record of its own: results of the first conversion are not yet there in this one.
-    with locate_failures():
+    with locate_failures(target):
         program = load(model, inputs=inputs if inputs is None or isinstance(inputs, list | tuple) else [inputs],
                        outputs=asked["outputs"], states=asked["states"],
                        specification_version=(ct.target.iOS15 if target is None else target).value)

@@ -96,7 +96,7 @@ def convert(
 def _convert_torch_model(given: inspect.BoundArguments, check: bool, samples: UserInputs) -> Any:
     """Convert with the patched frontend, and check the result if requested."""
     inputs = _copy_arguments(given)
-    with patched(), locate_failures():
+    with patched(), locate_failures(inputs.arguments.get("minimum_deployment_target")):
         if not check:
             return ct.convert(*inputs.args, **inputs.kwargs)
         from .conversion_check import convert_and_check

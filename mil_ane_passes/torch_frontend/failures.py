@@ -7,18 +7,22 @@ pass or while the program is written, where the exception's frames contain an op
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from traceback import walk_tb
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 
-from coremltools.converters.mil.mil import Operation
+import coremltools as ct
+from coremltools.converters.mil.mil import Operation, Var, types
 from coremltools.converters.mil.mil.scope import ScopeSource
+from coremltools.converters.mil.mil.types.symbolic import any_symbolic
 
 from ..ir.scopes import find_origin
 from ..utils.errors import AnePassesError
+from ..utils.text_format import format_count
 from .errors import NotConverted, describe_node_location
 from .input_shapes import describe_unexpected_shape, describe_unrecorded_shapes
 
@@ -40,8 +44,10 @@ _converted_model: ContextVar[tuple[Any, Any] | None] = ContextVar("mil_ane_passe
 
 _ADVICE_IN_PASS = ("use a pass_pipeline without this pass, other ops in that part of the model, or, in a conversion to "
                    "float16, compute_precision=coremltools.precision.FLOAT32")
-_ADVICE_IN_TORCH_PASS = ("use minimum_deployment_target=coremltools.target.iOS17 or newer, fixed input sizes, or a "
-                         "constant scale_factor instead of a computed size, or other ops in that part of the model")
+_ADVICE_IN_TORCH_PASS = ("fixed input sizes, or a constant scale_factor instead of a computed size, or other ops in "
+                         "that part of the model")
+_TORCH_PASS_TARGET = ct.target.iOS17
+"The first target whose resizes accept computed scales, in which the passes of the torch dialect lower more."
 _NAMES_PASS = "common::dedup_op_and_var_names"
 _ADVICE_ABOUT_NAMES = ("give that input another name, or each output a name of its own "
                        "(outputs=[coremltools.TensorType(name=...)])")
@@ -49,7 +55,8 @@ _TORCH_PASS_PREFIX = "torch::"
 "The prefix of passes that lower ops of the torch dialect: no pipeline and no precision can do without them."
 _ADVICE_IN_READING = ("use other ops in that part of the model, or convert the result of torch.export in place of that "
                       "of torch.jit.trace, or the other way round")
-_ADVICE_AT_END = ("use another form of that op, or a newer minimum_deployment_target")
+_ADVICE_AT_END = "use another form of that op"
+_ADVICE_NEWER_TARGET = ", or a newer minimum_deployment_target"
 _SHAPE_ERRORS = (ValueError, IndexError)
 "What coremltools raises for shapes that do not fit."
 _MAX_MESSAGE_LENGTH = 400
@@ -87,17 +94,21 @@ def describe_input_shapes(error: Exception) -> str:
 
 
 @contextmanager
-def locate_failures() -> Iterator[None]:
-    """Turn failures in a pass or at the end of a conversion into NotConverted, with the exception as cause."""
+def locate_failures(target: ct.target | None = None) -> Iterator[None]:
+    """Turn failures in a pass or at the end of a conversion into NotConverted, with the exception as cause.
+
+    `target` is the minimum_deployment_target of the conversion; None is coremltools' default.
+    """
     token, model_token = _converted_nodes.set({}), _converted_model.set(None)
     try:
         yield
     except Exception as error:
-        stage, advice = _find_failed_stage(error)
+        place = _describe_failure_location(error)
+        stage, advice = _find_failed_stage(error, place, target)
         if is_reported_unchanged(error) or not stage:
             raise
-        place = _describe_failure_location(error)
-        raise NotConverted(f"{place + ': ' if place else ''}{stage} fails: {format_cause(error)}; {advice}") from error
+        raise NotConverted(f"{place + ': ' if place else ''}{stage} fails: {format_cause(error)}"
+                           f"{'; ' + advice if advice else ''}") from error
     finally:
         _converted_nodes.reset(token)
         _converted_model.reset(model_token)
@@ -132,8 +143,11 @@ def _collect_op_names(op: Operation) -> list[str]:
     return [name.removesuffix("_cast_fp16") for name in (op.name, *(var.name for var in op.outputs))]
 
 
-def _find_failed_stage(error: Exception) -> tuple[str, str]:
-    """Return the failed stage and the advice for it; "" while the user's arguments are read."""
+def _find_failed_stage(error: Exception, place: str, target: ct.target | None) -> tuple[str, str]:
+    """Return the failed stage and the advice for it; "" while the user's arguments are read.
+
+    `place` is the location of the op that fails, "" where none does.
+    """
     frames = [(frame, frame.f_globals.get("__name__", ""), frame.f_code.co_name)
               for frame, _ in walk_tb(error.__traceback__)]
     if _fails_in_reading([(module, function) for _, module, function in frames]):
@@ -145,13 +159,48 @@ def _find_failed_stage(error: Exception) -> tuple[str, str]:
             if name == _NAMES_PASS:
                 advice = _ADVICE_ABOUT_NAMES
             else:
-                advice = _ADVICE_IN_TORCH_PASS if name.startswith(_TORCH_PASS_PREFIX) else _ADVICE_IN_PASS
+                advice = (_format_torch_pass_advice(target) if name.startswith(_TORCH_PASS_PREFIX)
+                          else _ADVICE_IN_PASS)
             stage = f"the pass '{name}'", advice
         elif not stage[0] and (module.startswith(_BACKEND_MODULE_PREFIX) or function == _PROGRAM_CHECK_FUNCTION):
-            stage = "writing the program", _ADVICE_AT_END
+            stage = "writing the program", _format_end_advice(error, place, target)
         elif not stage[0] and (module, function) == (_FRONTEND_MODULE, "convert"):
-            stage = "converting the torch graph", _ADVICE_AT_END
+            stage = "converting the torch graph", _format_end_advice(error, place, target)
     return stage
+
+
+def _format_torch_pass_advice(target: ct.target | None) -> str:
+    newer = target is None or target < _TORCH_PASS_TARGET
+    use = f"minimum_deployment_target=coremltools.target.{_TORCH_PASS_TARGET.name} or newer, " if newer else ""
+    return f"use {use}{_ADVICE_IN_TORCH_PASS}"
+
+
+def _format_end_advice(error: Exception, place: str, target: ct.target | None) -> str:
+    """Format the advice for a failure after the passes: on the user's argument that causes it, or on the op at `place`;
+    "" where it is of neither."""
+    for frame, _ in walk_tb(error.__traceback__):
+        if frame.f_code.co_name == _CLASSIFIER_FUNCTION:
+            return _format_label_advice(frame.f_locals)
+    found = _find_innermost(error).f_locals.get("var")
+    if isinstance(found, Var) and types.is_state(found.sym_type) and found.dtype != types.fp16:
+        shape = found.sym_type.wrapped_type().get_shape()
+        return (f"declare the state with dtype=np.float16: ct.StateType(ct.TensorType(shape={shape}, "
+                f"dtype=np.float16), name='{found.name}')")
+    if not place:
+        return ""
+    return _ADVICE_AT_END + (_ADVICE_NEWER_TARGET if target is None or target < max(ct.target) else "")
+
+
+def _format_label_advice(values: Mapping[str, Any]) -> str:
+    """Format the number of class labels and of scores from the variables of coremltools' function, if they differ."""
+    labels, scores = values.get("classes"), values.get("original_probability_var")
+    if not isinstance(labels, list) or scores is None or any_symbolic(scores.shape):
+        return ""
+    size = math.prod(scores.shape)
+    return "" if size == len(labels) else (
+        f"classifier_config has {format_count(len(labels), 'class label')}, and the output '{scores.name}' that they "
+        f"are for has {format_count(size, 'element')}: pass one label for each element, or the name of another output "
+        "as predicted_probabilities_output")
 
 
 def _fails_in_reading(calls: list[tuple[str, str]]) -> bool:
@@ -172,11 +221,22 @@ _CHECKS_ARGUMENTS = ("_convert_to_torch_inputtype", "_adjust_default_input_to_fp
 _BACKEND_MODULE_PREFIX = "coremltools.converters.mil.backend."
 _FRONTEND_MODULE = "coremltools.converters.mil.frontend.torch.converter"
 _PROGRAM_CHECK_FUNCTION = "_check_early_error_out_for_invalid_program"
+_CLASSIFIER_FUNCTION = "_add_classify_op"
+"The function that adds an op for the user's classifier_config: its failures are of that argument, not of the model."
+
+
+def _find_innermost(error: Exception) -> FrameType:
+    """Return the frame that raised `error`."""
+    *_, (frame, _) = walk_tb(error.__traceback__)
+    return frame
 
 
 def _describe_failure_location(error: Exception) -> str:
-    """Format the location of the innermost op found in a frame of the exception."""
-    for frame, _ in reversed(list(walk_tb(error.__traceback__))):
+    """Format the location of the innermost op found in a frame of the exception; "" where no op of the model fails."""
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    if any(frame.f_code.co_name == _CLASSIFIER_FUNCTION for frame in frames):
+        return ""
+    for frame in reversed(frames):
         for name in ("op", "self", "_op", "operation"):
             if isinstance(op := frame.f_locals.get(name), Operation):
                 return describe_op_location(op)

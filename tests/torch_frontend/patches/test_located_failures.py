@@ -303,3 +303,84 @@ def test_an_input_named_as_an_output_is_told_how_to_name_both():
         ane.convert(traced, inputs=[ct.TensorType(name="y", shape=V.shape)], skip_model_load=True)
     outputs = [ct.TensorType(name="doubled"), ct.TensorType(name="more")]
     ane.convert(traced, inputs=[ct.TensorType(name="y", shape=V.shape)], outputs=outputs, skip_model_load=True)
+
+
+class Counter(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.total.add_(x)
+        return self.total * 2
+
+
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+def test_a_state_of_float32_gets_the_dtype_to_declare(frontend):
+    program = captured(Counter().eval(), [torch.zeros(4)], frontend)
+    wrong, right = ([ct.StateType(ct.TensorType(shape=(4,), dtype=dtype), name="total")]
+                    for dtype in (np.float32, np.float16))
+    inputs = None if frontend == "export" else [ct.TensorType(name="x", shape=(4,))]
+    with pytest.raises(NotConverted) as refused:
+        ane.convert(program, inputs=inputs, states=wrong, minimum_deployment_target=ct.target.iOS18,
+                    skip_model_load=True)
+    text = str(refused.value)
+    assert text.endswith("Got input var total with dtype fp32.; declare the state with dtype=np.float16: "
+                         "ct.StateType(ct.TensorType(shape=(4,), dtype=np.float16), name='total')"), text
+    ane.convert(program, inputs=inputs, states=right, minimum_deployment_target=ct.target.iOS18, skip_model_load=True)
+
+
+@pytest.mark.parametrize(("config", "expected"), [
+    (ct.ClassifierConfig([f"c{index}" for index in range(9)]),
+     r"^writing the program fails: ValueError: In op 'classify', .*; classifier_config has 9 class labels, and the "
+     r"output 'scores' that they are for has 10 elements: pass one label for each element, or the name of another "
+     r"output as predicted_probabilities_output$"),
+    (ct.ClassifierConfig(["a", "b"], predicted_probabilities_output="none"),
+     r"^writing the program fails: ValueError: 'predicted_probabilities_output', 'none', .*does not exist[^;]*$"),
+    (ct.ClassifierConfig("/no/labels.txt"),
+     r"^writing the program fails: ValueError: Path to class labels \(/no/labels.txt\) does not exist.$")])
+def test_a_fault_of_the_classifier_is_not_one_of_an_op(config, expected):
+    net = torch.nn.Sequential(torch.nn.Linear(4, 10), torch.nn.Softmax(-1)).eval()
+    with pytest.raises(NotConverted, match=expected):
+        ane.convert(captured(net, [torch.ones(1, 4)], "trace"), inputs=[ct.TensorType(name="x", shape=(1, 4))],
+                    outputs=[ct.TensorType(name="scores")], classifier_config=config, skip_model_load=True)
+
+
+@pytest.mark.parametrize(("target", "expected"), [
+    (None, "; use another form of that op, or a newer minimum_deployment_target"),
+    (ct.target.iOS18, "; use another form of that op, or a newer minimum_deployment_target"),
+    (max(ct.target), "; use another form of that op")])
+def test_no_newer_target_than_the_newest_is_advised(monkeypatch, target, expected):
+    from coremltools.converters.mil.backend.mil.load import MILProtoExporter
+
+    def fail(self: Any, op: Any, *more: Any) -> None:
+        raise KeyError("gone")
+
+    monkeypatch.setattr(MILProtoExporter, "translate_generic_op", fail)
+    with pytest.raises(NotConverted) as refused:
+        converted(captured(Outer(torch.relu).eval(), [V], "trace"), V, minimum_deployment_target=target)
+    assert str(refused.value).startswith("op '") and str(refused.value).endswith(f"KeyError: 'gone'{expected}")
+
+
+def test_a_torch_pass_that_fails_does_not_advise_the_target_it_has(monkeypatch):
+    def apply(self: Any, program: Any) -> None:
+        raise KeyError("gone")
+
+    name = next(name for name in ct.PassPipeline.get_pipeline("frontend_pytorch").passes if name.startswith("torch::"))
+    monkeypatch.setattr(type(PASS_REGISTRY[name]), "apply", apply)
+    program = captured(Outer(torch.relu).eval(), [V], "trace")
+    for target, advice in ((ct.target.iOS16, "use minimum_deployment_target=coremltools.target.iOS17 or newer, fixed"),
+                           (ct.target.iOS17, "use fixed")):
+        with pytest.raises(NotConverted, match=rf"KeyError: 'gone'; {advice} input sizes, or a constant scale_factor "):
+            converted(program, V, minimum_deployment_target=target)
+
+
+def test_a_failure_of_no_op_has_no_advice_about_ops(monkeypatch):
+    from coremltools.converters.mil.backend.mil.load import MILProtoExporter
+
+    def fail(self: Any, *more: Any) -> None:
+        raise KeyError("gone")
+
+    monkeypatch.setattr(MILProtoExporter, "export", fail)
+    with pytest.raises(NotConverted, match=r"^writing the program fails: KeyError: 'gone'$"):
+        converted(captured(Outer(torch.relu).eval(), [V], "trace"), V)
