@@ -19,6 +19,7 @@ from ..utils.text_format import escape_text
 from .errors import NotConverted
 from .export_guards import warn_about_guards
 from .failures import locate_failures
+from .model_sources import TORCH_FILE_SUFFIXES, check_captured
 from .patching import patched
 from .training_mode import reject_training_export, warn_about_training_trace
 
@@ -29,7 +30,6 @@ _COREMLTOOLS_SIGNATURE = inspect.signature(ct.convert)
 _PIPELINE_OPTIONS = ("preset", "target", "passes", "options", "max_growth", "strict")
 "Options of ours that `convert` takes in a pipeline."
 _WRITTEN_ARGUMENTS = ("inputs", "outputs", "states")
-_TORCH_FILE_SUFFIXES = (".pt", ".pth")
 _LOWER_RANK_PASS = f"{NAMESPACE}::lower_rank"
 
 
@@ -62,10 +62,12 @@ def convert(
     samples = UserInputs.of(feeds, ranges)
     if samples and not check:
         raise InputError("convert: feeds and ranges apply to the check only; pass check=True with them")
-    from_torch = is_from_torch(inputs.arguments["model"], inputs.arguments.get("source", "auto"))
+    source = inputs.arguments.get("source", "auto")
+    from_torch = is_from_torch(inputs.arguments["model"], source)
+    if from_torch or source.lower() == "auto":
+        check_captured(inputs.arguments["model"])
     if from_torch:
         _check_export_supported(inputs.arguments["model"])
-        _check_captured(inputs.arguments["model"])
         reject_training_export(inputs.arguments["model"], check)
         warn_about_guards(inputs.arguments["model"])
         if not check:  # which rejects such a trace
@@ -127,7 +129,7 @@ def is_from_torch(model: Any, source: str = "auto") -> bool:
     if source.lower() != "auto":
         return source.lower() == "pytorch"
     if isinstance(model, str):
-        return model.endswith(_TORCH_FILE_SUFFIXES)
+        return model.endswith(TORCH_FILE_SUFFIXES)
     return any(kind.__module__.partition(".")[0] in ("torch", "executorch") for kind in type(model).__mro__)
 
 
@@ -141,18 +143,6 @@ def _check_export_supported(model: Any) -> None:
     found = getattr(sys.modules.get("torch"), "__version__", "of an unknown version")
     raise InputError(f"convert: found a program of torch.export with torch {found}; coremltools supports those from "
                      f"torch 2.5 on: update torch, or use torch.jit.trace")
-
-
-def _check_captured(model: Any) -> None:
-    """Raise InputError for a module of Python code, for which coremltools would ask for a `source` in vain."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(model, torch.nn.Module) and not isinstance(model, torch.jit.ScriptModule):
-        raise InputError(f"convert: found the module {type(model).__name__}, which is not captured; expected "
-                         "torch.jit.trace(module.eval(), example_inputs), or torch.export.export(module.eval(), "
-                         "example_inputs).run_decompositions({})")
-    if torch is not None and isinstance(model, torch.jit.ScriptModule) and not hasattr(model, "forward"):
-        raise InputError("convert: the script has no method 'forward', as torch compiles several for a recurrent layer "
-                         "alone; expected a script of a module that contains the layer")
 
 
 def _add_ane_passes(base: Any) -> ct.PassPipeline:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
+from typing import Any
 
 import coremltools as ct
 import numpy as np
@@ -55,6 +57,52 @@ def test_a_module_that_was_not_captured_is_named(given):
     with pytest.raises(ane.InputError, match=r"^convert: found the module ConvTranspose1d, which is not captured; "
                                              r"expected torch\.jit\.trace\(module\.eval\(\), example_inputs\), or "):
         ane.convert(lifted(), **small(), **given)
+
+
+@pytest.mark.parametrize("given", [{}, {"source": "pytorch"}], ids=["auto", "pytorch"])
+@pytest.mark.parametrize(("wrap", "kind"), [
+    (lambda weights: weights, "OrderedDict"), (lambda weights: {"epoch": 3, "model": dict(weights)}, "dict")])
+def test_a_dict_of_weights_is_named(wrap, kind, given):
+    with pytest.raises(ane.InputError, match=rf"^convert: found a dict \({kind}\) with 2 tensors, which has weights, "
+                                             r"but no computation; expected a module with these weights "
+                                             r"\(module\.load_state_dict\(\.\.\.\)\) in torch\.jit\.trace\("):
+        ane.convert(wrap(lifted().state_dict()), **small(), **given)
+
+
+class RaisesWhenUnpickled:
+    def __reduce__(self) -> Any:
+        return int, ("not a number",)
+
+
+@pytest.mark.parametrize("make_path", [str, Path], ids=["str", "Path"])
+@pytest.mark.parametrize("content", ["state dict", "module", "other", "old format"])
+def test_a_file_of_torch_save_is_named_and_not_unpickled(content, make_path, tmp_path):
+    path = make_path(tmp_path / "weights.pth")
+    held = {"module": lifted(), "other": RaisesWhenUnpickled()}.get(content, lifted().state_dict())
+    torch.save(held, path, _use_new_zipfile_serialization=content != "old format")
+    kind = (r"neither a TorchScript nor another zip archive: of an old version of torch\.save, or damaged"
+            if content == "old format" else
+            r"a file of torch\.save, which contains a dict of weights or a whole module, not a TorchScript")
+    with pytest.raises(ane.InputError, match=rf"^convert: found .*weights\.pth, {kind}; expected torch\.jit\.trace\("
+                                             r".*of the module that torch\.load returns, or that has these weights"):
+        ane.convert(path, **small())
+
+
+def test_a_file_of_torch_export_is_named(tmp_path):
+    path = tmp_path / "model.pt2"
+    torch.export.save(torch.export.export(torch.nn.ReLU(), (torch.ones(1, 2),)), path)
+    with pytest.raises(ane.InputError, match=r"^convert: found .*model\.pt2, a file of torch\.export\.save; expected "
+                                             r"torch\.export\.load\('.*model\.pt2'\)\.run_decompositions\(\{\}\)"):
+        ane.convert(str(path), **small())
+
+
+def test_a_traced_file_is_converted_by_a_path_of_type_str(tmp_path):
+    path = tmp_path / "traced.pt"
+    torch.jit.trace(torch.nn.ReLU(), torch.ones(1, 2)).save(str(path))
+    inputs = [ct.TensorType(shape=(1, 2))]
+    ane.convert(str(path), inputs=inputs, skip_model_load=True)
+    with pytest.raises(ane.InputError, match=r"^convert: found a PosixPath; expected the path as a str: '.*traced.pt'"):
+        ane.convert(path, inputs=inputs, skip_model_load=True)
 
 
 def test_what_it_does_not_know_is_a_type_error():
