@@ -42,6 +42,7 @@ __all__ = [
     "iterate_ops",
     "iterate_ops_inside_out",
     "iterate_weights",
+    "lacks_fp16",
     "plain_type",
     "wraps_negatives",
 ]
@@ -239,6 +240,12 @@ def is_computed_in_fp16(op: Operation) -> bool:
     if op.op_type in _PRECISION_NEUTRAL_OPS or op.op_type.startswith("constexpr_"):
         return False
     return any(get_type_info(var).dtype == types.fp16 and not types.is_state(var.sym_type) for var in op.outputs)
+
+
+def lacks_fp16(op: Operation) -> bool:
+    """Return whether the op is defined for fp32 only in its opset, as recurrent layers before iOS17."""
+    accepted = [dtype for domain in getattr(op, "type_domains", {}).values() for dtype in domain]
+    return types.fp32 in accepted and types.fp16 not in accepted
 
 
 def get_function(op: Operation) -> Function:

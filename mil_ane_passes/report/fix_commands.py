@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .lint import LintReport
 
 __all__ = ["format_adapt_command", "format_dedup_command", "format_preset_command", "format_rewrite_command",
-           "format_split_command"]
+           "format_split_command", "format_upgrade_command"]
 
 _OUTPUT_PLACEHOLDER, _PROGRAM_PLACEHOLDER = "OUT.mlpackage", "OUT.pte"
 "Placeholders for the output in printed commands, which the user replaces; the second for an ExecuTorch program."
@@ -41,6 +41,14 @@ def _format_rewrite(report: LintReport, option: str, value: str, dry_run: bool) 
                            f"--{option}", value, *_list_target_arguments(report), *["--dry-run"] * dry_run])
     given = "" if report.target == "all" else f", target={report.target!r}"
     return f"mil_ane_passes.rewrite(..., {option}={value!r}{given}{', dry_run=True' * dry_run})"
+
+
+def format_upgrade_command(report: LintReport, deployment_target: str) -> str:
+    """Format the command that upgrades a NeuralNetwork; the call, where the model is not a file."""
+    if os.path.exists(report.model):
+        return join_words(["mil-ane-passes", "upgrade", format_command_path(report.model), "-o", _OUTPUT_PLACEHOLDER,
+                           "--deployment-target", deployment_target])
+    return f"mil_ane_passes.upgrade(..., deployment_target={deployment_target!r})"
 
 
 def format_adapt_command(report: LintReport) -> str:

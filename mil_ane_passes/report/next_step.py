@@ -4,15 +4,24 @@ helps."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+import coremltools as ct
+
+from ..ir.query import get_function, lacks_fp16
 from ..passes.finding import Finding, collect_fixes
 from ..passes.forecast import Forecast
 from ..passes.severity import Severity
 from ..utils.text_format import format_duration, join_names
-from .fix_commands import format_adapt_command, format_preset_command, format_rewrite_command, format_split_command
+from .fix_commands import (
+    format_adapt_command,
+    format_preset_command,
+    format_rewrite_command,
+    format_split_command,
+    format_upgrade_command,
+)
 
 if TYPE_CHECKING:
     from .lint import LintReport
@@ -29,6 +38,8 @@ _PRESET_RUNS = 8
 "Forecasts that a preset counts for: the guard predicts again for each pass that it reverts (500 ops: 8 times as long)."
 _MAX_TRIED_PASSES = 4
 "Passes that are tried one by one, where all together are not predicted to help."
+_TARGET_WITH_FP16 = "iOS17"
+"The first deployment target that has fp16 for recurrent layers."
 
 
 @dataclass(frozen=True)
@@ -121,6 +132,12 @@ def find_next_step(report: LintReport) -> NextStep | None:
     failing = [item for item in listed if item.severity.fails]
     if not failing:
         return None
+    kinds = _find_kinds_without_fp16(report, failing)
+    if kinds and report.upgraded:
+        return NextStep(format_upgrade_command(report, _TARGET_WITH_FP16), f"{_describe_missing_fp16(report, kinds)}, "
+                        f"so no pass can move {'it' if len(kinds) == 1 else 'them'} to the ANE; "
+                        f"{_TARGET_WITH_FP16} has fp16.",
+                        note="no prediction: lint the result for its fixes")
     if report.network is not None:
         return _suggest_preset(report, failing)
     if report.outlook is not None and os.path.exists(report.model) and (kind := report.outlook.recognize()):
@@ -129,7 +146,24 @@ def find_next_step(report: LintReport) -> NextStep | None:
                         note="adapt prints the ops before and after, and verifies the results")
     passes = [fix["pass"] for fix in collect_fixes(failing)]
     made = _suggest_rewrite(report, passes, failing) if passes else NextStep("", "No pass fixes these findings.")
+    if kinds and not made.command:
+        return replace(made, words=f"{made.words} {_describe_missing_fp16(report, kinds)}: convert the model with "
+                       f"minimum_deployment_target {_TARGET_WITH_FP16}, or upgrade its NeuralNetwork with "
+                       f"--deployment-target {_TARGET_WITH_FP16}.")
     return made if made.command else _suggest_otherwise(report, failing, made)
+
+
+def _find_kinds_without_fp16(report: LintReport, failing: Iterable[Finding]) -> list[str]:
+    """Find the types of reported ops for which the model's deployment target has no fp16, and a newer one has."""
+    ops = {(row.function, row.index): row.op for row in report.plan.rows}
+    found = [op for item in failing for index in item.covers if (op := ops.get((item.function, index))) is not None]
+    newer = ct.target[_TARGET_WITH_FP16]
+    return sorted({op.op_type for op in found if lacks_fp16(op) and get_function(op).opset_version < newer})
+
+
+def _describe_missing_fp16(report: LintReport, kinds: Sequence[str]) -> str:
+    opset = min(function.opset_version for function in report.plan.program.functions.values())
+    return f"{opset.name} has no fp16 for {join_names(kinds)}"
 
 
 def _suggest_preset(report: LintReport, failing: Sequence[Finding]) -> NextStep | None:

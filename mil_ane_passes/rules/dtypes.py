@@ -21,7 +21,9 @@ from ..ir.query import (
     is_const,
     is_opaque,
     iterate_nested_ops,
+    lacks_fp16,
 )
+from ..ir.scopes import find_origin
 from ..passes.contract import BlockRule, Example, Hit, Miss, Severity, Vendor
 from ..passes.evidence import cite_ane_compiler, cite_ane_compiler_quirk, cite_m4_study, cite_surgery_tip
 from ..passes.examples import build_program, make_example, make_weight
@@ -291,7 +293,7 @@ class Fp32ComputeLeft(BlockRule):
         # ane::fp16_compute rewrites the fp32 ops of a function that also computes in fp16 only on request.
         fix = "fp16_compute{mixed=true}" if island and any(map(is_computed_in_fp16, own_ops)) else "fp16_compute"
         for members in list_groups(island):
-            if all(map(_has_no_fp16, members)):
+            if all(map(lacks_fp16, members)):
                 yield Hit(members[0], note=_format_newer_target_note(members), covers=members)
                 continue
             yield Hit(members[0], note=_format_fp32_note(members, fix), covers=members, fixed_by=fix)
@@ -312,16 +314,13 @@ def _computes_in_fp32(op: Operation) -> bool:
     return any(get_type_info(var).dtype == types.fp32 for var in [*op.outputs, *read])
 
 
-def _has_no_fp16(op: Operation) -> bool:
-    """Return whether the op of this opset is defined for fp32 only, as recurrent layers before iOS17."""
-    domains = getattr(op, "type_domains", {})
-    return bool(domains) and not any(types.fp16 in domain for domain in domains.values())
-
-
 def _format_newer_target_note(members: list[Operation]) -> str:
     kinds = ", ".join(sorted({op.op_type for op in members}))
     opset = get_function(members[0]).opset_version.name
-    return f"{kinds} computes in fp32, as {opset} has no fp16 for it: convert with minimum_deployment_target iOS17"
+    is_network = all((origin := find_origin(op)) is not None and origin.is_layer for op in members)
+    advice = ("upgrade the network with --deployment-target iOS17" if is_network else
+              "convert with minimum_deployment_target iOS17")
+    return f"{kinds} computes in fp32, as {opset} has no fp16 for it: {advice}"
 
 
 def _format_fp32_note(members: list[Operation], fix: str) -> str:

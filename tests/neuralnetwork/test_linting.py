@@ -9,6 +9,7 @@ from coremltools.models import datatypes, neural_network
 
 import mil_ane_passes as ane
 from mil_ane_passes.commands.main import main
+from mil_ane_passes.ir.query import iterate_ops
 from mil_ane_passes.neuralnetwork.layer_rules import find_layer_hits, get_layer_rules
 from mil_ane_passes.neuralnetwork.network_view import list_views
 
@@ -267,3 +268,30 @@ def test_hostile_names_of_layers_stay_on_their_line(tmp_path, capsys):
         out = capsys.readouterr().out
         assert "\x1b" not in out and (form == "json" or "b\\x1b[31m" in out or form != "text")
         assert form != "html" or "<script>\"" not in out
+
+
+def test_the_command_printed_for_an_lstm_makes_its_rewrite_possible(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    ct.utils.save_spec(make_lstm(), "net.mlmodel")
+    ane.upgrade("net.mlmodel", "old.mlpackage")
+    found = ane.lint("net.mlmodel", target="m4")
+    assert found.next_step.command == "mil-ane-passes upgrade net.mlmodel -o OUT.mlpackage --deployment-target iOS17"
+    assert found.next_step.words == "iOS16 has no fp16 for lstm, so no pass can move it to the ANE; iOS17 has fp16."
+    (item,) = (each for each in found.findings if each.code == "ANE502")
+    assert item.reason.endswith("as iOS16 has no fp16 for it: upgrade the network with --deployment-target iOS17")
+
+    assert main(found.next_step.command.split()[1:]) == 0
+    newer = ane.lint("OUT.mlpackage", target="m4")
+    assert "ANE502" not in [each.code for each in newer.findings]
+    (item,) = (each for each in newer.findings if each.code == "ANE217")
+    assert item.fix["pass"] == "ane::unroll_lstm"
+    done = ane.rewrite("OUT.mlpackage", passes="unroll_lstm", target="m4", max_growth=None)
+    assert "lstm" not in [op.op_type for _, op in iterate_ops(done.package.program)]
+
+    package = ane.lint("old.mlpackage", target="m4")  # which does not record that it was a network
+    assert package.next_step.command == "" and package.next_step.words.endswith(
+        "iOS16 has no fp16 for lstm: convert the model with minimum_deployment_target iOS17, or upgrade its "
+        "NeuralNetwork with --deployment-target iOS17.")
+    capsys.readouterr()
+    memory = ane.lint(ct.models.MLModel(make_lstm(), skip_model_load=True), target="m4")
+    assert memory.next_step.command == "mil_ane_passes.upgrade(..., deployment_target='iOS17')"
