@@ -330,6 +330,18 @@ def test_what_was_left_in_fp32_stays_unless_asked_for():
     assert only_output(built, x, "float16").dtype == np.float32
 
 
+def test_ops_with_parameters_in_fp32_alone_are_in_fp16_already():
+    """coremltools leaves the alphas of activations in fp32 from iOS17 on."""
+    def body(x):
+        y = mb.leaky_relu(x=mb.cast(x=mb.exp(x=x), dtype="fp16"), alpha=np.float32(0.1))
+        return mb.thresholded_relu(x=y, alpha=np.float32(0.5), name="y")
+
+    built = build_program(body, dtype=types.fp32, x=(1, 4), opset=ct.target.iOS17)
+    trace = find_matches(rule(mixed=True), built)
+    assert [hit.reason for hit in trace.fired] == ["1 of 1 ops in fp16; without runs only constants were checked"]
+    assert not trace.near_misses
+
+
 def test_without_runs_only_constants_are_judged():
     (first, *_) = find_matches(rule(), grown()).fired
     assert first.reason == "5 of 5 ops in fp16; without runs only constants were checked"

@@ -136,8 +136,10 @@ class Fp16Compute(ProgramRewrite):
                 continue
             with function:  # the inputs that an op accepts depend on the opset of the current function
                 for op in candidates:
-                    reasons[numbers[op]] = self._find_fp32_reason(op, kept_names, constants, is_mixed) if (
-                        can_read_fp16(op)) else f"kept fp32: no fp16 for {op.op_type} in {function.opset_version.name}"
+                    if can_read_fp16(op):
+                        reasons[numbers[op]] = self._find_fp32_reason(op, kept_names, constants, is_mixed)
+                    elif not _is_fp32_by_constants(op):  # which computes in fp16: its parameters are fp32 by definition
+                        reasons[numbers[op]] = f"kept fp32: no fp16 for {op.op_type} in {function.opset_version.name}"
         return reasons
 
     def _parse_kept_names(self, ops: Iterable[Operation]) -> frozenset[str]:
