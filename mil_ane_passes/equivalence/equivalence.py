@@ -21,7 +21,7 @@ from ..passes.contract import Exactness
 from ..runtime.quirks.base import Quirk
 from ..utils.errors import InputError, LimitReached
 from ..utils.mapped_files import iterate_rows
-from ..utils.option_spelling import format_option
+from ..utils.option_spelling import choose_spelling, format_option
 from ..utils.text_format import escape_text, format_count, format_lines, format_short_repr
 from ..utils.upgraded_source import UpgradedSource, upgrades_to_dict
 from .adversarial_feeds import SPECIAL, Domain, build_adversarial_plans, describe_samples
@@ -709,17 +709,19 @@ def _check_same_interface(before: Program, after: Program, widths: bool = False)
     """
     if not before.functions:
         raise InputError("the program has no function; expected at least one")
-    found = [
-        ", ".join(
-            f"{name}({_format_interface(function.inputs.values(), widths)}) -> "
-            f"({_format_interface(function.outputs, widths)})"
-            for name, function in sorted(program.functions.items())
-        )
-        for program in (before, after)
-    ]
-    if found[0] != found[1]:
-        raise InputError(f"the two programs have different inputs or outputs: the first {found[0]}, the second "
-                         f"{found[1]}; expected the same names and dtypes in the same order")
+    first, second = (_format_interfaces(program, widths) for program in (before, after))
+    if first != second:
+        on_request = (f", or {choose_spelling('--widths', 'widths=True')}, which compares floats of different widths"
+                      if _format_interfaces(before, True) == _format_interfaces(after, True) else "")
+        raise InputError(f"the two programs have different inputs or outputs: the first {first}, the second {second}; "
+                         f"expected the same names and dtypes in the same order{on_request}")
+
+
+def _format_interfaces(program: Program, widths: bool) -> str:
+    """Format the functions of a program with their inputs and outputs, as `_format_interface` does."""
+    return ", ".join(f"{name}({_format_interface(function.inputs.values(), widths)}) -> "
+                     f"({_format_interface(function.outputs, widths)})"
+                     for name, function in sorted(program.functions.items()))
 
 
 def _format_interface(ends: Collection[Var], widths: bool) -> str:

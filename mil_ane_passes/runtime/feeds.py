@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -16,6 +16,7 @@ from ..utils.npz import StoredArray
 from ..utils.text_format import add_article, escape_text
 
 __all__ = [
+    "check_feed_names",
     "check_feeds",
     "check_state",
     "get_numpy_dtype",
@@ -35,15 +36,21 @@ def split_inputs(function: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     return fed, states
 
 
+def check_feed_names(declared: Iterable[str], feeds: Mapping[str, Any]) -> None:
+    """Raise `InputError` for the first feed without an input of its name, with the nearest name of an input."""
+    names = list(declared)
+    for name in to_feed_dict(feeds):
+        if name not in names:
+            raise InputError(f"feed '{name}': no such input{suggest_nearest(name, names)} "
+                             f"(inputs: {', '.join(names) or 'none'})")
+
+
 def check_feeds(declared: Mapping[str, Any], feeds: Mapping[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
     """Return the feeds as arrays, in declared order.
 
     Raises `InputError` with the name of the feed, what was found and what was expected.
     """
-    for name in to_feed_dict(feeds):
-        if name not in declared:
-            known = ", ".join(declared) or "none"
-            raise InputError(f"feed '{name}': no such input{suggest_nearest(name, declared)} (inputs: {known})")
+    check_feed_names(declared, feeds)
     symbols: dict[Any, tuple[int, str]] = {}
     arrays: dict[str, np.ndarray[Any, Any]] = {}
     for name, var in declared.items():

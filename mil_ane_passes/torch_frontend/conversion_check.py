@@ -47,6 +47,7 @@ from ..ir.value_ranges import MeasuredRanges
 from ..passes.contract import Hit, Miss, Rewrite
 from ..passes.engine import iterate_hits_and_misses
 from ..passes.registry import get_all_rules
+from ..runtime.feeds import check_feed_names, split_inputs
 from ..utils.errors import InputError
 from .errors import NotEqual
 from .failures import locate_failures
@@ -196,8 +197,12 @@ class _ConversionCheck:
                         adversarial=label) for label, change in ((LARGE, oppose_feeds), (TIES, tie_feeds))]
 
     def _prepare_feeds(self, plan: Plan) -> Plan:
-        """Return the plan with its feeds in the order of the program's inputs, and floats in their dtypes."""
+        """Return the plan with its feeds in the order of the program's inputs, and floats in their dtypes.
+
+        Raises InputError for a feed of another name.
+        """
         inputs = self._program.functions[plan.function].inputs
+        check_feed_names(split_inputs(self._program.functions[plan.function])[0], plan.feeds)
         return replace(plan, feeds={
             name: plan.feeds[name].astype(types.nptype_from_builtin(var.dtype))
             if plan.feeds[name].dtype.kind == "f" and types.is_float(var.dtype) else plan.feeds[name]

@@ -21,6 +21,7 @@ from mil_ane_passes.passes.engine import apply_rewrite
 from mil_ane_passes.passes.examples import build_program, make_weight
 from mil_ane_passes.runtime.registry import load_kernels
 from mil_ane_passes.utils.errors import InputError, NotSupported
+from mil_ane_passes.utils.option_spelling import use_command_spelling
 from tests.ir.test_edits import stateful
 from tests.passes.test_engine import nested_program, rule
 
@@ -114,6 +115,19 @@ def test_other_functions_are_another_interface():
     two.add_function("second", convolved().functions["main"])
     with pytest.raises(InputError, match="the two programs have different inputs or outputs"):
         verify(convolved(), two)
+
+
+@pytest.mark.parametrize(("is_command", "advice"), [(True, "--widths"), (False, "widths=True")])
+def test_other_float_widths_of_the_interface_are_compared_on_request(is_command, advice):
+    wide, narrow = (build_program(lambda x: mb.relu(x=x, name="y"), x=(2, 3), dtype=dtype)
+                    for dtype in (types.fp32, types.fp16))
+    with use_command_spelling(is_command):
+        with pytest.raises(InputError, match=f"; expected the same names and dtypes in the same order, or {advice}, "
+                                             "which compares floats of different widths$"):
+            verify(wide, narrow)
+        with pytest.raises(InputError, match="in the same order$"):
+            verify(convolved(), convolved(name="z"))
+    assert verify(wide, narrow, widths=True)
 
 
 @pytest.mark.parametrize("precision", ["float64", "float16"])

@@ -366,6 +366,22 @@ def test_masks_whose_sum_is_an_index_are_drawn_within_it():
     assert checked(Pooled().eval(), torch.randn(2, 16, 4), torch.ones(2, 16, dtype=torch.int32))
 
 
+@pytest.mark.parametrize(("name", "others", "message"), [
+    ("imag", [], "feed 'imag': no such input; did you mean 'image'? (inputs: image)"),
+    ("mask", ["image"], "feed 'mask': no such input (inputs: image)")])
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+def test_feeds_of_an_unknown_name_are_rejected_as_in_run(frontend, name, others, message):
+    class Doubled(torch.nn.Module):
+        def forward(self, image: torch.Tensor) -> torch.Tensor:
+            return image * 2
+
+    example = torch.ones(1, 4)
+    inputs = None if frontend == "export" else [ct.TensorType(name="image", shape=(1, 4))]
+    with pytest.raises(ane.InputError) as refused:
+        checked(Doubled(), example, frontend=frontend, inputs=inputs, feeds=dict.fromkeys([name, *others], example))
+    assert str(refused.value) == message
+
+
 def test_feeds_are_asked_for_where_no_draw_is_valid():
     def select(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         return x[(places.float().exp() + 20).long()]
