@@ -65,7 +65,8 @@ def find_undetermined(
     index that is computed from them. The result does not have outputs that move in proportion to the numbers, as those
     do whose errors grow with the layers: a choice between two elements changes or does not. Nor does it have those with
     many elements that move, if the differences of these are larger than what they move by. Of few integers, such as
-    counts of the pixels of a class, any share may differ if each of those found is one that a moved run gives.
+    counts of the pixels of a class, any share may differ if a moved run gives each of those found, or of those
+    expected where it starts from what was found.
     """
     shared = [name for name, value in expected.items() if value.size and value.dtype.kind in kinds and (
         start[name].dtype.kind in kinds) and value.shape == start[name].shape == found[name].shape]
@@ -78,6 +79,7 @@ def find_undetermined(
                      if name in names}
         given = {name: np.zeros(elements.shape, bool) for name, elements in differing.items()
                  if elements.size <= _FEW_ELEMENTS and expected[name].dtype.kind != "f"}
+        other = {name: np.where(start[name] == found[name], expected[name], found[name]) for name in given}
         if any(np.mean(elements) > rounding.max_share for name, elements in differing.items() if name not in given):
             return {}
         counts = {name: np.zeros(2) for name in shared}
@@ -97,7 +99,7 @@ def find_undetermined(
                 counts[name] += np.count_nonzero(is_proportional), np.count_nonzero(moving)
             for name, value in ((name, value[name]) for value in moved for name in given):
                 if value.shape == given[name].shape:
-                    given[name] |= value == found[name]
+                    given[name] |= value == other[name]
             left = {name: elements for name, elements in differing.items()
                     if np.any(elements & ~given.get(name, changed[name]))}
             if not left or number == _MOVED_RUNS_IN_VAIN and not all(

@@ -689,6 +689,13 @@ def test_negative_integers_are_drawn(lowered):
         checked(lambda x: torch.abs(x) + 1, torch.arange(8, dtype=torch.int32), compute_precision=ct.precision.FLOAT32)
 
 
+def test_few_wrong_integers_are_not_excused_by_rounding(lowered):
+    """No number moves in a model of integers, so that each run gives the wrong ones again."""
+    lowered("abs", lambda x: mb.mul(x=x, y=2))
+    with pytest.raises(NotEqual, match="op 'aten::abs'.* differs: .*; at seed 0"):
+        checked(lambda x: torch.abs(x) + 1, torch.arange(8, dtype=torch.int32), compute_precision=ct.precision.FLOAT32)
+
+
 @pytest.mark.parametrize("frontend", ["trace", "export"])
 @pytest.mark.parametrize("model", [
     lambda s, x: torch.searchsorted(s, x, right=True), lambda s, x: torch.bucketize(x, s),
