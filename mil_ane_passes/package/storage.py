@@ -124,7 +124,7 @@ def survey_storage(program: Program, package: Package | None = None) -> Storage:
     found: dict[Hashable, StoredWeight] = {}
     names: dict[tuple[str, int], list[str]] = {}
     for function, op in iterate_ops(program):
-        for var in op.outputs if is_const(op.outputs[0]) or is_compressed(op.outputs[0]) else ():
+        for var in op.outputs if any(is_const(var) or is_compressed(var) for var in op.outputs[:1]) else ():
             ref = get_blob_ref(var)
             if ref is not None:
                 names.setdefault((ref.name, ref.offset), []).append(var.name)

@@ -64,7 +64,7 @@ class SplitIntoParts(Transform):
     "The option for `count`, for errors."
 
     def __post_init__(self) -> None:
-        if self.count is not None and (not isinstance(self.count, int) or not 2 <= self.count <= MAX_PARTS):
+        if self.count is not None and not (isinstance(self.count, int | np.integer) and 2 <= self.count <= MAX_PARTS):
             raise InputError(f"{self._asked}: expected a number of parts from 2 to {MAX_PARTS}")
 
     def apply(self, draft: Draft) -> list[Draft]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+
 import coremltools as ct
 import coremltools.optimize.coreml as optimize
 import numpy as np
 import pytest
 from coremltools.converters.mil.mil import Builder as mb
+from coremltools.proto import Model_pb2
 
 import mil_ane_passes as ane
 from mil_ane_passes.package.storage import survey_storage
@@ -113,3 +116,16 @@ def test_memory_of_values_and_json(tmp_path):
                     "peak_bytes": 3 * 16 * 64 * 64 * 2}, "the input is live throughout"
     assert "weights: 0 B stored, 0 B unpacked" in str(report)
     assert "storage" not in ane.lint(build_program(lambda x: mb.relu(x=x), x=(1, 2))).to_dict()
+
+
+def test_a_damaged_op_without_outputs_has_no_weights(fixtures, tmp_path):
+    source = tmp_path / "in.mlpackage"
+    shutil.copytree(fixtures / "conv_transpose_1d.mlpackage", source)
+    model = next(source.glob("Data/*/model.mlmodel"))
+    spec = Model_pb2.Model.FromString(model.read_bytes())
+    function = spec.mlProgram.functions["main"]
+    nested = function.block_specializations[function.opset].operations[-1].blocks.add().operations.add()
+    nested.type = "cond"
+    nested.blocks.add()
+    model.write_bytes(spec.SerializeToString())
+    assert ane.lint(source, sizes=True).storage.weights

@@ -259,4 +259,4 @@ def test_a_model_without_functions_cannot_be_cut(tmp_path):
     spec.mlProgram.functions.clear()
     model.write_bytes(spec.SerializeToString())
     with pytest.raises(ane.InputError, match="found no function; expected one that can be cut into parts"):
-        ane.edit(source, tmp_path / "out.mlpackage", split_parts=2)
+        ane.edit(source, tmp_path / "out.mlpackage", split_parts=np.int64(2))
