@@ -89,12 +89,6 @@ def pytest_collection():
         gc.enable()
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers():
-    """One more worker than cores: tests wait for processes, disks and clocks in a seventh of their time."""
-    return None if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ else (os.cpu_count() or 1) + 1
-
-
 def pytest_collection_finish(session):
     """coremltools looks for garbage at the end of each conversion: half a second each, among all that is collected."""
     if not session.config.option.collectonly:
