@@ -61,32 +61,32 @@ def _weight(*shape):
 
 
 CHANGES_OF_LENGTH = {
-    "conv": lambda x: x,
-    "strided conv": lambda x: mb.conv(x=x, weight=_weight(256, 256, 4), strides=[2], pad_type="custom", pad=[1, 1]),
-    "transposed conv": lambda x: mb.conv_transpose(x=x, weight=_weight(256, 256, 8), strides=[4], pad_type="custom",
-                                                   pad=[2, 2]),
-    "max pool": lambda x: mb.max_pool(x=x, kernel_sizes=[2], strides=[2], pad_type="valid"),
-    "concat": lambda x: mb.concat(values=[x, x], axis=2),
-    "slice": lambda x: mb.slice_by_index(x=x, begin=[0, 0, 8], end=[0, 0, 0], begin_mask=[True, True, False],
-                                         end_mask=[True] * 3),
-    "reshape": lambda x: mb.reshape(x=mb.concat(values=[x, x], axis=1), shape=[1, 256, -1]),
-    "computed shape": lambda x: mb.reshape(x=mb.concat(values=[x, x], axis=1), shape=mb.concat(values=[
-        np.array([1, 256], np.int32), mb.mul(x=mb.slice_by_index(x=mb.shape(x=x), begin=[2], end=[3]), y=2)], axis=0)),
+    "conv": torch.nn.Conv1d(256, 256, 3, padding=1),
+    "strided conv": torch.nn.Conv1d(256, 256, 4, 2, 1),
+    "transposed conv": torch.nn.ConvTranspose1d(256, 256, 8, 4, 2),
+    "max pool": torch.nn.MaxPool1d(2),
+    "resize": torch.nn.Upsample(scale_factor=4),
+    "slice": lambda x: x[..., 8:],
+    "concat": lambda x: torch.cat([x, x], -1),
 }
 
 
-def convert_chain(change, length):
-    """Convert a conv, a change of the length and two convs, for an input of a fixed or flexible length."""
-    spec = mb.TensorSpec((1, 80, get_new_symbol()), dtype=types.fp16)
+class Chain(torch.nn.Module):
+    """A conv, a change of the length, and four convs."""
 
-    @mb.program(input_specs=[spec], opset_version=ct.target.iOS17)
-    def program(x):
-        x = change(mb.conv(x=x, weight=_weight(256, 80, 7), pad_type="same"))
-        for _ in range(2):
-            x = mb.conv(x=x, weight=_weight(256, 256, 7), pad_type="same")
-        return x
-    return ct.convert(program, convert_to="mlprogram", minimum_deployment_target=ct.target.iOS17, skip_model_load=True,
-                      inputs=[ct.TensorType("x", (1, 80, length), dtype=np.float16)])
+    def __init__(self, change):
+        super().__init__()
+        self.first, self.change = torch.nn.Conv1d(80, 256, 7, padding=3), change
+        self.others = torch.nn.Sequential(*[torch.nn.Conv1d(256, 256, 7, padding=3) for _ in range(4)])
+
+    def forward(self, x):
+        return self.others(self.change(self.first(x)))
+
+
+def convert_chain(change, length):
+    """Convert a chain for an input of a fixed or flexible length."""
+    return ct.convert(torch.jit.trace(Chain(change).eval(), torch.ones(1, 80, 512)), skip_model_load=True,
+                      minimum_deployment_target=ct.target.iOS17, inputs=[ct.TensorType("x", (1, 80, length))])
 
 
 @pytest.mark.parametrize("change", CHANGES_OF_LENGTH)
@@ -104,7 +104,7 @@ def test_a_program_that_is_converted_has_the_default_shapes_of_its_input_types()
     """So that the guard of a pipeline compares latencies at these shapes; a program alone has none."""
     def build(length):
         return mb.program(input_specs=[mb.TensorSpec((1, 256, length), dtype=types.fp16)])(
-            lambda x: mb.conv(x=CHANGES_OF_LENGTH["concat"](x), weight=_weight(256, 256, 7), pad_type="same"))
+            lambda x: mb.conv(x=mb.concat(values=[x, x], axis=2), weight=_weight(256, 256, 7), pad_type="same"))
 
     program = build(get_new_symbol())
     fixed, alone = (estimate_latency(each, target="m4").latency_us for each in (build(512), program))
