@@ -41,6 +41,7 @@ def name_part(value):
     return getattr(value, "name", None) or value.__name__
 
 
+@pytest.mark.sampled(480)
 @pytest.mark.parametrize("rule, check", list_cases(), ids=name_part)
 def test_rule(rule, check, tmp_path, monkeypatch):
     if check.__name__ in EXPENSIVE:

@@ -31,6 +31,7 @@ def costs(*shapes, dtype=types.fp16, sizes=None):
     return read
 
 
+@pytest.mark.sampled(90)
 @pytest.mark.parametrize("name", CASES)
 def test_every_case_has_estimates(name):
     for op in in_order(alone(name)):

@@ -89,6 +89,7 @@ def convert_chain(change, length):
                       minimum_deployment_target=ct.target.iOS17, inputs=[ct.TensorType("x", (1, 80, length))])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("change", CHANGES_OF_LENGTH)
 def test_a_flexible_input_takes_the_time_of_its_default_shape(change):
     """Also behind ops that change the length, whose sizes a package declares as unknown."""

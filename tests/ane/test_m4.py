@@ -25,6 +25,7 @@ def test_a_case_holds_the_ops_that_were_measured(name):
             for (kind, *rest), told in zip(built, seen, strict=True)] == seen
 
 
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize("name", networks())
 def test_a_network_holds_the_ops_that_were_measured(name):
     assert [op.op_type for op in in_order(context(name))] == [
@@ -52,6 +53,7 @@ REFUSED = {name: kinds.split() for name, kinds in {
 words."""
 
 
+@pytest.mark.slow
 def test_models_without_published_rows_are_answered_as_the_notes_say():
     plans = {name: agreement.plan_alone(name).rows for name in CASES if name not in estimates()}
     refused = {name: found for name, rows in plans.items()

@@ -29,7 +29,7 @@ def build_nan_test(with_bias=False):
     return build_program(body, x=(2, 8), **({"z": (1, 16, 8)} if with_bias else {}))
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", WRONG)
 def test_findings_are_those_of_lint(name):
     assert not issubclass(WRONG[name], PlanRule), "a rule on the plan would be skipped"

@@ -90,7 +90,7 @@ def continue_by_script(folder, **arrays):
     return err.getvalue() or json.loads(out.getvalue())["tokens"]
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [
     "t5_decoder", "bart_decoder", "whisper_decoder"])
 def test_a_decoder_with_cross_attention_reads_what_an_encoder_returned(tmp_path, name):
@@ -227,6 +227,7 @@ def list_packages(part):
     return [each["package"] for each in part["main"]]
 
 
+@pytest.mark.slow
 def test_the_main_package_is_cut_between_its_layers(llama, parts):
     """Each part has its layer's weights and reads its channels of the cache; together they return the same logits."""
     from mil_ane_passes.report.decoder.generate import Decoder
@@ -855,7 +856,7 @@ TABLES = {"dense": (None, ct.target.iOS18, [], (9, 4)),
           "sparse blocks": (sparse_blocks, ct.target.iOS18, ["mask", "offset", "scale", "starts"], None)}
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", TABLES)
 def test_the_table_of_embeddings_is_a_file_that_the_script_reads(tmp_path, name):
     from mil_ane_passes.report.decoder.generate import Decoder, open_by

@@ -170,7 +170,7 @@ def test_a_stateless_decoder(compressed, tmp_path):
     assert len(generate_folder(tmp_path / "out")) == STEPS
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["int8 channels", "palettes", "sparse"])
 def test_an_encoder(compressed, tmp_path, kind):
     source = compressed(kind, "bert", "encoder")

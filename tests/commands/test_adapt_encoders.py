@@ -185,6 +185,7 @@ def test_a_single_length_is_fixed(tmp_path):
     assert manifest["outputs"]["out"]["length_axes"] == [1] and manifest["outputs"]["out"]["length_extra"] == [0]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("form", ["select", "float mask", "pooled", "no mask", "rotary", "window"])
 def test_forms_of_masks_and_pooled_rows(tmp_path, form):
     report = ane.adapt(make_encoder(tmp_path / "source.mlpackage", form=form), tmp_path / "out", context=CONTEXT)
@@ -192,6 +193,7 @@ def test_forms_of_masks_and_pooled_rows(tmp_path, form):
     assert report.after["unsupported"] == {}, str(report)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("form", SCALED_MASKS)
 def test_masks_of_floats_that_the_model_scales(tmp_path, form):
     report = ane.adapt(make_encoder(tmp_path / "source.mlpackage", form=form), tmp_path / "out", context=CONTEXT)
@@ -256,7 +258,7 @@ def make_biased_encoder(path, form="", precision="FLOAT16", hidden=-1e4):
     return model, {"ids": ids} | dict(zip(["given"], given))
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("precision", ["FLOAT32", "FLOAT16"])
 @pytest.mark.parametrize("form", ["", "count", "1 hides", "einsum"])
 def test_buckets_of_positions_are_those_of_the_floats_that_the_model_declares(tmp_path, precision, form):

@@ -73,7 +73,7 @@ def save_decoder(path, convert, layers=2, form="plain", precision="FLOAT16", hel
     return path
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("convert", [ct.convert, ane.convert], ids=["ct", "ane"])
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("form", ["plain", "fused", "window by where", "window by where, fused",

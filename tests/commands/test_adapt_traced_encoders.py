@@ -111,7 +111,7 @@ def run_packages(folder, ids, mask):
                          for name, each in manifest["lookups"].items()})["out"]
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("convert", [ct.convert, ane.convert], ids=["ct", "ane"])
 @pytest.mark.parametrize(("mask", "pooling"), [
     ("triangle", "tokens"), ("read by index", "tokens"), ("causal", "tokens"), ("causal", "indexed"),
@@ -183,6 +183,7 @@ def test_edits_of_masks_are_compared_where_each_query_sees_a_key(tmp_path, edits
     assert report.status == "written" and "mask: hide the last keys; with random masks" in str(report), str(report)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("size", [2, 3, 9])
 @pytest.mark.parametrize("mask", ["filled", "made of ids"])
 def test_a_wrong_edit_of_masks_is_found(tmp_path, monkeypatch, mask, size):

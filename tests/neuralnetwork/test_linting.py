@@ -224,6 +224,7 @@ def test_a_package_has_no_part_about_layers(path, tmp_path, capsys):
     assert "NeuralNetwork" not in str(ane.lint(tmp_path / "out.mlpackage"))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("select", "ignore", "layers", "ops"),
     [

@@ -71,6 +71,7 @@ def counts_in(text):
     return SupportCounts(*(int(each or 0) for each in found.groups())) if found else SupportCounts(0, 0)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_text_json_and_page_of_lint_agree(name, target):
@@ -84,6 +85,7 @@ def test_text_json_and_page_of_lint_agree(name, target):
     assert counts_in(page["support"]) == expected and page["support"] == str(expected)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", ["each kind", "a loop"])
 def test_rewrite_counts_as_lint_does_before_and_after(name, target):

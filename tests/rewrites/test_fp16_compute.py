@@ -113,6 +113,7 @@ def test_what_the_hosts_own_conversion_to_fp16_computes():
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("kind", [kind for kind in BUILDERS if kind not in ("float16", "state", "control_flow")])
 def test_every_kind_of_package(kind, tmp_path):
     source = BUILDERS[kind](tmp_path / "source.mlpackage")

@@ -29,7 +29,7 @@ def fired_again(built, target):
     return [trace.rule for trace in again if trace.fired]
 
 
-@pytest.mark.sampled(35)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("share", [3, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", [name for name, rule in get_all_rewrites().items() if rule.preset != "named"])
 def test_examples(name, share):

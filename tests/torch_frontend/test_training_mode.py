@@ -131,6 +131,7 @@ def test_code_that_passes_the_mode_itself_is_told_so(function):
         converted(program)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("decomposition", DECOMPOSITIONS)
 @pytest.mark.parametrize("module", [
     Net(nn.BatchNorm2d(4, track_running_stats=False)), Net(nn.InstanceNorm2d(4)), Adapted(), Net(nn.Dropout(0.0)),

@@ -117,7 +117,7 @@ TOGETHER = (
     ("embedding_file", "split_parts", "fold_sizes", "one_hot_rows", "add_masks", "narrow_masks"))
 
 
-@pytest.mark.sampled(36)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("names", [*((each,) for each in ALONE), *TOGETHER], ids="+".join)
 @pytest.mark.parametrize("kind", KINDS)
 def test_results_are_those_of_the_source_over_steps(source, tmp_path, kind, names):

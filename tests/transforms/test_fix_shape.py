@@ -376,6 +376,7 @@ def test_floats_that_may_be_rounded_otherwise_are_said(tmp_path, wave):
     assert np.abs(before - after).max() <= (1e-6 if wave else 0)
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("edits", [
     {"fix_shape": ["x=1,4,40"]}, {"fix_shape": ["x=1,4,40", "x=1,4,50"]},
     {"fix_shape": ["x=1,4,40"], "fold_sizes": True}, {"pad_shape": ["x=1,4,40"], "fold_sizes": True},

@@ -56,6 +56,7 @@ def test_killed_runs_leave_the_old_package_or_the_new_one(figures_of_kills):
     assert figures_of_kills["kill_steps_overwrite"]["old"] and figures_of_kills["kill_steps_overwrite"]["whole"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", REFUSALS)
 def test_a_disk_that_refuses_is_an_error_with_nothing_left(figures, name):
     if not figures[name].get("tries"):

@@ -111,7 +111,7 @@ def _make_feeds(rank: int, flexible: Sequence[int], sizes: Sequence[int] = (2, 5
             for size in sizes]
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("rank", "sizes", "flexible"), _FLEXIBLE_WINDOWS)
 @FRONTENDS
 @pytest.mark.parametrize("kind", ["avg", "max"])

@@ -69,7 +69,7 @@ FORMS = {
 }
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("form", FORMS)
 def test_values(form):
     check(FORMS[form], PAIRS, rtol=1e-3, atol=1e-4)

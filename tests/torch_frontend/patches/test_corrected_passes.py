@@ -66,6 +66,7 @@ MODELS: dict[str, tuple[nn.Module | Callable[..., Any], torch.Tensor]] = {
 }
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("frontend", ["trace", "export"])
 @pytest.mark.parametrize("name", MODELS)
 def test_results_are_those_of_torch_and_the_module_is_unchanged(name: str, frontend: str) -> None:

@@ -40,6 +40,7 @@ def make_function(equation: str, count: int):
     return module.function
 
 
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("frontend", FRONTENDS)
 @pytest.mark.parametrize(("equation", "tensors"), [*((each, (X,)) for each in ONE),
                                                    *((each, (SQUARE,)) for each in ONE_OF_A_MATRIX),

@@ -8,6 +8,7 @@ import torch
 from ..checks import check
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("frontend", ["trace", "export"])
 @pytest.mark.parametrize(("shape", "flexible"), [((6, 8), [0]), ((6, 8, 5), [0]), ((6, 8, 5), [0, 2]), ((2, 8, 5), [2]),
                                                  ((6, 8, 5, 4), [0, 2, 3]), ((2, 8, 5, 4, 3), [2, 3])], ids=str)

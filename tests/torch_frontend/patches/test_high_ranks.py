@@ -111,6 +111,7 @@ class Windows(torch.nn.Module):
         return windows.view(sizes).permute(0, 1, 3, 2, 4, 5).reshape(b, h, w, c)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("sizes", ["first", "last"])
 def test_a_size_that_torch_export_knows_of_an_image_of_flexible_height(sizes: str) -> None:
     model, rows = Windows(sizes).eval(), torch.export.Dim("rows", min=2, max=8)

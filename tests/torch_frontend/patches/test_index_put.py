@@ -50,7 +50,7 @@ def test_values(name: str, target: Any) -> None:
     check(CASES[name], X, target=target)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", CASES)
 def test_exported(name: str) -> None:
     check(CASES[name], X, frontend="export")

@@ -43,7 +43,7 @@ SIGNED: dict[str, Integers] = {
 }
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("flexible", [(), (0,)])
 @pytest.mark.parametrize("frontend", ["trace", "export"])
@@ -53,6 +53,7 @@ def test_unsigned_values_are_those_of_torch(function: Integers, frontend: str, f
     check(lambda x: function(x.to(torch.uint8)), X, frontend=frontend, flexible=flexible, target=target)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("frontend", ["trace", "export"])
 @pytest.mark.parametrize("function", SIGNED.values(), ids=SIGNED)

@@ -27,6 +27,7 @@ class OfAWeight(nn.Module):
         return x * self.function(self.weight)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("frontend", ["trace", "export"])
 @pytest.mark.parametrize("function", [
     torch.logdet, torch.det, lambda w: torch.slogdet(w)[1], lambda w: torch.inverse(w).sum(0),

@@ -100,7 +100,7 @@ def test_nearest_of_a_flexible_size_by_a_whole_scale_or_a_half(scale, frontend):
           lowest=8, at=[[torch.randn(1, 2, 23, 8)]])
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("frontend", ["trace", "export"])
 @pytest.mark.parametrize("scale", [0.5, 0.25, 1.5, 1.7, (0.75, 2.0), (0.4, 0.5)])
 @pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])
@@ -115,6 +115,7 @@ def test_a_flexible_image_is_resized_by_a_fraction(mode, scale, frontend):
         np.testing.assert_allclose(outputs(mlmodel, [x])[0], resize(x.double()).numpy(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("frontend", ["trace", "export"])
 @pytest.mark.parametrize("scale", [2.0, 3.0, (4.0, 1.0)])
 def test_a_flexible_image_is_enlarged_with_bicubic_weights(scale, frontend):

@@ -33,7 +33,7 @@ class RaisesAlways(nn.Module):
         return x * 2
 
 
-@pytest.mark.sampled(14)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", [
     pytest.param(name, marks=[pytest.mark.slow] if name == "encoder" else []) for name in MODULES])  # 7 s alone
 def test_a_whole_scripted_module_is_right(name):
@@ -123,6 +123,7 @@ class BreakOut(nn.Module):
         return y * i
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("module", [CountedLoop, LongLoop, NumberedElements, UnboundRows, Parts, BreakBefore,
                                     BreakAfter, BreakOut])
 def test_loops_over_known_numbers_and_elements(module):

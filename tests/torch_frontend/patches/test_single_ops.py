@@ -236,6 +236,7 @@ class BlocksAndBack(nn.Module):
         return F.fold(blocks * 2, [x.shape[2], x.shape[3]], self.kernel, self.dilation, self.padding, self.stride)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("frontend", ["trace", "script"])
 @pytest.mark.parametrize("flexible", [[2], [3], [2, 3]])
 @pytest.mark.parametrize("options", [(2, 1, 0, 2), (3, 1, 0, 3), (3, 1, 1, 2), (2, 2, 1, 1)])

@@ -68,6 +68,7 @@ CASES = {
 }
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("precision", ["FLOAT16", "FLOAT32"])
 @pytest.mark.parametrize("name", CASES)
 def test_exported_states_are_those_of_pytorch(name: str, precision: str) -> None:

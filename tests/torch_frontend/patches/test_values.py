@@ -1246,7 +1246,7 @@ def each_frontend(cases: list[Case]) -> list[object]:
     return [pytest.param(one, frontend, id=f"{one.name}-{frontend}") for one in cases for frontend in one.frontends]
 
 
-@pytest.mark.sampled(60)
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize("one, frontend", each_frontend(VALUES))
 def test_values_are_those_of_pytorch(one: Case, frontend: str) -> None:
     check(one.function, *one.example, frontend=frontend, **one.options)
