@@ -426,6 +426,16 @@ def test_the_inverse_hyperbolic_tangent():
     np.testing.assert_allclose(predict(builder.spec, {"data": x})["out"], np.arctanh(x), rtol=1e-5)
 
 
+@pytest.mark.parametrize("precision", ["fp16", "fp32"])
+@pytest.mark.parametrize(("kind", "function", "least"), [("asinh", np.arcsinh, -6e4), ("acosh", np.arccosh, 1)])
+def test_inverse_hyperbolic_functions_beyond_the_squares_of_fp16(kind, function, least, precision):
+    builder = make_builder(exact=True, data=(8,))
+    getattr(builder, f"add_{kind}")(kind, "data", "out")
+    x = np.array([least, 1, 1.5, 3, 255, 300, 2000, 6e4], np.float32)
+    found = predict(builder.spec, {"data": x}, precision=precision)["out"]
+    np.testing.assert_allclose(found, function(x.astype(np.float64)), rtol={"fp16": 2e-3, "fp32": 1e-6}[precision])
+
+
 @pytest.mark.parametrize("size", [2, 4, 5, 40])
 def test_a_local_response_norm_of_any_width(size):
     builder = make_builder(data=(6, 2, 2))

@@ -9,6 +9,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var
 
+from ...ir.inverse_hyperbolic import build_acosh, build_asinh
 from ..layer_converter import MIN_EPSILON, LayerContext, cast, register_layer
 
 
@@ -132,17 +133,14 @@ def convert_function(params: Any, context: LayerContext) -> Var:
 
 @register_layer("asinh")
 def convert_asinh(params: Any, context: LayerContext) -> Var:
-    """Convert asinh to sign(x) * log(|x| + sqrt(x^2 + 1)), which MIL has no op for."""
-    size = mb.abs(x=context.x)
-    root = mb.sqrt(x=mb.add(x=mb.square(x=size), y=np.float32(1)))
-    return mb.mul(x=mb.sign(x=context.x), y=mb.log(x=mb.add(x=size, y=root), epsilon=MIN_EPSILON))
+    """Convert asinh, which MIL has no op for, to logarithms and a root that stay in the range of fp16."""
+    return build_asinh(context.x)
 
 
 @register_layer("acosh")
 def convert_acosh(params: Any, context: LayerContext) -> Var:
-    """Convert acosh to log(x + sqrt(x^2 - 1)), which MIL has no op for."""
-    root = mb.sqrt(x=mb.sub(x=mb.square(x=context.x), y=np.float32(1)))
-    return mb.log(x=mb.add(x=context.x, y=root), epsilon=MIN_EPSILON)
+    """Convert acosh to 2 * log(sqrt((x + 1) / 2) + sqrt((x - 1) / 2)), which MIL has no op for."""
+    return build_acosh(context.x)
 
 
 @register_layer("clip")

@@ -1,19 +1,19 @@
 """`softplus` with a threshold, `reciprocal`, `gelu(approximate="tanh")` of torch.export, `asinh`, `acosh`.
 
 coremltools ignores softplus' threshold, adds 1e-4 to the operand of a reciprocal, does not read the keyword of
-torch.export's gelu, and lowers `asinh` and `acosh` to ops that do not exist. The formulas are asinh(x) = sign(x) ·
-log(|x| + sqrt(x² + 1)) and acosh(x) = log(x + sqrt(x² - 1)).
+torch.export's gelu, and lowers `asinh` and `acosh` to ops that do not exist. They are built by
+`ir/inverse_hyperbolic.py`, in formulas that stay in the range of fp16.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
 
+from ...ir.inverse_hyperbolic import build_acosh, build_asinh
 from ...passes.severity import Severity
 from ..contract import Patch
 from ..errors import NotConverted
@@ -77,22 +77,15 @@ def gelu(context: Any, node: Any) -> None:
 def asinh(context: Any, node: Any) -> None:
     """Lower asinh(self)."""
     x = _to_float(bind_arguments(context, node, "self").self)
-    size = mb.abs(x=x)
-    root = mb.sqrt(x=mb.add(x=mb.mul(x=x, y=x), y=_make_number_like(1, x)))
-    add_result(context, node, mb.mul(x=mb.log(x=mb.add(x=size, y=root)), y=mb.sign(x=x), name=node.name))
+    add_result(context, node, build_asinh(x, name=node.name))
 
 
 @PATCH.op("acosh")
 def acosh(context: Any, node: Any) -> None:
     """Lower acosh(self)."""
     x = _to_float(bind_arguments(context, node, "self").self)
-    root = mb.sqrt(x=mb.sub(x=mb.mul(x=x, y=x), y=_make_number_like(1, x)))
-    add_result(context, node, mb.log(x=mb.add(x=x, y=root), name=node.name))
+    add_result(context, node, build_acosh(x, name=node.name))
 
 
 def _to_float(x: Var) -> Var:
     return x if types.is_float(x.dtype) else cast_to(x, types.fp32)
-
-
-def _make_number_like(value: float, x: Var) -> Any:
-    return types.nptype_from_builtin(x.dtype)(value) if x.dtype != types.fp32 else np.float32(value)

@@ -1042,3 +1042,11 @@ def test_every_second_channel_of_a_flexible_sequence_is_written(target: ct.targe
         x = torch.randn(sizes)
         (found,) = ane.run(model, {"x": x.numpy()}).values()
         np.testing.assert_allclose(found, Interleaved()(x).numpy(), atol=1e-6)
+
+
+def test_inverse_hyperbolic_functions_beyond_the_squares_of_fp16():
+    x = torch.tensor([-6e4, -300, -255, -0.5, 0, 0.25, 1, 3, 300, 6e4])
+    mlmodel = convert(lambda x: (torch.asinh(x), torch.acosh(x.abs() + 1)), [x], precision=None)
+    found = ane.run(mlmodel, {"x0": x.numpy()}, precision="float16").values()
+    for one, expected in zip(found, (torch.asinh(x), torch.acosh(x.abs() + 1)), strict=True):
+        np.testing.assert_allclose(one, expected, rtol=3e-3, atol=1e-3)
