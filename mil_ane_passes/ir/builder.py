@@ -151,8 +151,12 @@ class RewriteBuilder:
         def build_const() -> Var:
             beside = source.op.enclosing_block is self.block
             where = _find_next_op(source.op) if beside else get_first_op(self.block)
-            array = make() if view else np.ascontiguousarray(make())
-            var = make_const(array, source.dtype, self._names.make_unique_name(f"{source.name}_{what}"), where)
+            value = make()
+            if np.ndim(value) == 0:
+                value = np.asarray(value)[()]  # a scalar, as pymil has it; ascontiguousarray would add an axis
+            elif not view:
+                value = np.ascontiguousarray(value)
+            var = make_const(value, source.dtype, self._names.make_unique_name(f"{source.name}_{what}"), where)
             self._record_op(var.op)
             return var
 

@@ -173,6 +173,19 @@ def test_plain_values_become_one_const_each():
     assert not hasattr(builder, "_no_such_thing")
 
 
+@pytest.mark.parametrize("value", [np.float16(2), np.full(1, 2, np.float16), np.full((1, 3), 2, np.float16)])
+def test_a_const_made_of_another_keeps_its_rank(value):
+    prog = build_program(lambda x: mb.add(x=x, y=mb.const(val=value), name="y"), x=(2, 3))
+    block = prog.functions["main"]
+    op = next(op for op in block.operations if op.op_type == "add")
+    with block:
+        builder = RewriteBuilder(block, UniqueNames(block))
+        with builder.at(op):
+            made = builder.weight(op.y, "negated", lambda: -op.y.val)
+    assert made.shape == value.shape and made.dtype == types.fp16
+    np.testing.assert_array_equal(made.val, -value)
+
+
 @pytest.mark.parametrize("make", [chain, convs], ids=["one op for another", "shared consts"])
 def test_cost_grows_with_the_program_and_not_with_its_square(make, monkeypatch):
     """Counted, not timed: questions to the rule, edits, and what an edit looks at."""
