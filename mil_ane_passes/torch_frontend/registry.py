@@ -88,5 +88,6 @@ def _check_distinct(patches: list[Patch]) -> None:
             raise RuleError(f"the patch '{patch.name}' has the code {patch.code!r}; expected {_CODE_PREFIX}xx")
         for key in [patch.code, *patch.ops]:
             if key in owner:
-                raise RuleError(f"{key} is used by the patches '{owner[key]}' and '{patch.name}'; expected one")
+                todo = "" if key == patch.code else " for an op kind: remove it from the other"
+                raise RuleError(f"{key} is used by the patches '{owner[key]}' and '{patch.name}'; expected one{todo}")
             owner[key] = patch.name

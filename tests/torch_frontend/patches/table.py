@@ -35,7 +35,9 @@ REFUSED: list[Case] = []
 
 def add_case(name: str, function: Callable[..., Any], *example: torch.Tensor, frontends: Sequence[str] = ("trace",),
              **options: Any) -> None:
-    """Add a function without a name of its own to `VALUES`."""
+    """Add a function without a name of its own to `VALUES`; torch cannot script one."""
+    if "script" in frontends and function.__name__ == "<lambda>":
+        raise ValueError(f"{name}: torch scripts functions by def only, got a lambda; decorate a def with @case")
     VALUES.append(Case(_number(name, VALUES), function, example, frontends, options))
 
 
