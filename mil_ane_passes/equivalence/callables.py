@@ -13,6 +13,7 @@ import numpy as np
 from coremltools.converters.mil.mil.passes.defs.preprocess import NameSanitizer
 
 from ..utils.errors import InputError
+from ..utils.option_spelling import format_option
 from ..utils.text_format import add_article
 from .execution import Plan
 
@@ -132,7 +133,8 @@ class Caller:
             function = ", ".join(f"{name}: {value.dtype}{list(value.shape)}" for name, value in arguments.items())
             guarded = isinstance(error, AssertionError) and str(error).startswith("Guard failed")
             raise (RejectedSizes if guarded else InputError)(
-                f"the callable {self.name} raised {type(error).__name__} for ({function}): {_describe_error(error)}"
+                f"the callable {self.name} raised {type(error).__name__} for ({function}): {_describe_error(error)}; "
+                f"if it rejects the values of these inputs, pass others by {format_option('feeds')}"
             ) from error
         return self._name_results(returned)
 

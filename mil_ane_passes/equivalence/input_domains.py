@@ -102,9 +102,8 @@ class _BackwardSweep:
             if op.op_type in _REQUIREMENTS:
                 for var, required in _REQUIREMENTS[op.op_type](op, self):
                     self.add_requirement(var, required)
-            if op.op_type in INVERSE_RULES and self._is_required(
-                op
-            ):  # without requirements, nothing is propagated and no weight is read
+            # Without requirements, nothing is propagated and no weight is read.
+            if op.op_type in INVERSE_RULES and self._is_required(op) and _find_wrapped_index(op) is None:
                 for var, required in INVERSE_RULES[op.op_type](op, self.get_requirements(op.outputs[0])):
                     self.add_requirement(var, required)
 
@@ -213,6 +212,30 @@ def _require_share_of_sum(op: Operation, sweep: _BackwardSweep) -> OperandRequir
         yield op.x, [(0 if 0 < low < 1 else low, high)]
 
 
+def _require_wrapped_index(op: Operation, sweep: _BackwardSweep) -> OperandRequirements:
+    """Require of `i` in an index mod(i + n, n), as of an index: `i` from 0 to n - 1, if `negative` from -n.
+
+    The ops accept any integer, but what they replace, select(i >= 0, i, i + n), does not, nor does torch's embedding.
+    """
+    index = _find_wrapped_index(op)
+    if index is not None and sweep.get_interval(op.outputs[0]) != ANY_VALUE:
+        each = [sweep.get_index_range(int(extent)) for extent in np.atleast_1d(op.y.val)]
+        yield index, each if index.rank == 1 else [intersect_intervals(each)]
+
+
+def _find_wrapped_index(op: Operation) -> Var | None:
+    """Find `i` of mod(i + n, n) with constant extents `n`, one or one for each coordinate; None for other ops."""
+    if op.op_type != "mod" or op.x.op is None or op.x.op.op_type != "add":
+        return None
+    extents = get_constant_value(op.y)
+    if extents is None or not types.is_int(op.y.dtype) or np.ndim(extents) > 1 or np.any(extents < 1):
+        return None
+    for index, other in ((op.x.op.x, op.x.op.y), (op.x.op.y, op.x.op.x)):
+        if np.array_equal(get_constant_value(other), extents):
+            return index
+    return None
+
+
 def _require_positive(name: str) -> Callable[[Operation, _BackwardSweep], OperandRequirements]:
     return lambda op, sweep: [(op.inputs[name], [(1, math.inf)])]
 
@@ -231,6 +254,7 @@ _REQUIREMENTS: dict[str, Callable[[Operation, _BackwardSweep], OperandRequiremen
     "tile": _require_positive("reps"),
     "fill": _require_positive("shape"),
     "mul": _require_mask_values,
+    "mod": _require_wrapped_index,
     "cast": _require_flags,
     "cumsum": _require_share_of_sum,
     "reduce_sum": _require_share_of_sum,

@@ -63,6 +63,12 @@ def points(i):
                          updates=mb.fill(shape=(64,), value=np.float32(1)))
 
 
+def two_wrapped(i):
+    extents = np.array([ROWS, 30], np.int32)
+    pairs = mb.mod(x=mb.add(x=mb.stack(values=[i, i], axis=1), y=extents), y=extents)
+    return mb.gather_nd(x=mb.const(val=np.ones((*extents, 2), np.float32)), indices=pairs)
+
+
 REACHES = {
     "gather": (looked_up, 0, 19),
     "cast and back": (lambda i: looked_up(mb.cast(x=mb.cast(x=i, dtype="fp32"), dtype="int32")), 0, 19),
@@ -80,6 +86,10 @@ REACHES = {
     "at most, too late": (lambda i: looked_up(mb.minimum(x=i, y=50)), 0, 19),
     "at least": (lambda i: looked_up(mb.maximum(x=i, y=2)), 0, 19),
     "rest": (lambda i: looked_up(mb.mod(x=i, y=ROWS)), 0, 7),
+    "wrapped by a remainder": (lambda i: looked_up(mb.mod(x=mb.add(x=i, y=ROWS), y=ROWS)), 0, 19),
+    "wrapped by a remainder, the other way": (lambda i: looked_up(mb.mod(x=mb.add(x=ROWS, y=i), y=ROWS)), 0, 19),
+    "plus and the rest of another": (lambda i: looked_up(mb.mod(x=mb.add(x=i, y=5), y=ROWS)), 0, 7),
+    "two wrapped by remainders": (two_wrapped, 0, 19),
     "the first of several": (lambda i: mb.add(x=looked_up(mb.maximum(x=guarded(i), y=0)),
                                               y=looked_up(mb.add(x=mb.maximum(x=guarded(i), y=0), y=4))), 0, 15),
     "one of two": (lambda i: looked_up(mb.select(cond=mb.equal(x=i, y=5), a=i, b=mb.mul(x=i, y=0))), 0, 19),
@@ -110,7 +120,9 @@ def test_numbers_that_select_are_in_range_and_reach_all_of_it(body, low, high):
 
 
 # one more than the highest is there too: counted from the end, not selected by it, or a row of zeros
-FORGIVING = {"from", "one of two", "through a branch", "one_hot", "rest", "at most", "nothing"}
+FORGIVING = {"from", "one of two", "through a branch", "one_hot", "rest", "at most", "nothing",
+             "wrapped by a remainder", "wrapped by a remainder, the other way", "plus and the rest of another",
+             "two wrapped by remainders"}
 
 
 @pytest.mark.parametrize("name", REACHES)

@@ -53,6 +53,13 @@ def test_an_embedding_as_torch_spells_it(tmp_path, exported, target):
     np.testing.assert_allclose(found, module(ids).detach().numpy(), atol=2e-3)
 
 
+def test_a_module_that_rejects_other_ids_verifies_the_result(tmp_path):
+    module, ids = Lookup(), torch.tensor([[3, 49, 0, 7]], dtype=torch.int32)
+    load_converted(module, ids, path=tmp_path / "in.mlpackage", minimum_deployment_target=ct.target.iOS17)
+    ane.rewrite(tmp_path / "in.mlpackage", tmp_path / "out.mlpackage", preset="full")
+    assert ane.verify(module, tmp_path / "out.mlpackage").status == "equal"
+
+
 @st.composite
 def lookups(draw):
     kind = draw(st.sampled_from(["gather", "gather_along_axis", "gather_nd"]))
