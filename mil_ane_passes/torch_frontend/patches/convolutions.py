@@ -1,7 +1,8 @@
 """Convolutions of values without a batch, with a computed bias, and with any `output_padding`.
 
 An exported convolution of (C, L) keeps these axes, where a trace adds a batch: coremltools rejects it, or reads C as
-the batch. It cannot infer the type of a transposed convolution with a computed bias, which here is added afterwards.
+the batch. It cannot infer the type of a transposed convolution with a computed bias, and before iOS17 a bias has to be
+constant: computed ones are added afterwards.
 torch extends the output by `output_padding` at the end and crops `padding` from both ends. coremltools pads the input
 by the difference instead, which adds a stride for each element: the output is silently too large. Without any padding,
 and in 3-D, it is rejected. Here the input is padded until the output is long enough, and the output is cropped.
@@ -10,16 +11,20 @@ and in 3-D, it is rejected. Here the input is padded until the output is long en
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
+import coremltools as ct
 import numpy as np
 from coremltools.converters.mil.frontend.torch import ops
 from coremltools.converters.mil.frontend.torch.utils import TorchFrontend
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var
+from coremltools.converters.mil.mil.block import is_current_opset_version_compatible_with
 
 from ...passes.severity import Severity
 from ..contract import Patch
+from ..errors import NotConverted
 from ..lowering import (
     add_result,
     bind_arguments,
@@ -56,9 +61,12 @@ def probe() -> str | None:
 @PATCH.op("conv1d", "conv2d", "conv3d", "conv1d.padding", "conv2d.padding", "conv3d.padding", "_convolution_mode")
 def plain_convolution(context: Any, node: Any) -> None:
     """Lower conv1d to conv3d of exported programs and scripts, and those with padding="same" of traces."""
-    inputs = bind_arguments(context, node, "input weight")
+    inputs = bind_arguments(context, node, "input weight bias=None")
     if inputs.input.rank == inputs.weight.rank - 1:
         lower_without_batch(context, node, plain_convolution)
+        return
+    if not is_constant(inputs.bias) and not _allows_computed_parameters():
+        _add_bias_afterwards(context, node, inputs.bias, plain_convolution)
         return
     lower = ops._convolution_mode if node.kind == "_convolution_mode" else ops._convolution
     lower(context, node)
@@ -73,12 +81,16 @@ def convolution(context: Any, node: Any) -> None:
     if inputs.input.rank == inputs.weight.rank - 1:
         lower_without_batch(context, node, convolution)
         return
-    if not is_constant(inputs.bias) and (transposed or to_python(inputs.transposed, node, "transposed")):
-        _add_bias_afterwards(context, node, inputs.bias)
+    transposed = transposed or bool(to_python(inputs.transposed, node, "transposed"))
+    if not is_constant(inputs.bias) and (transposed or not _allows_computed_parameters()):
+        _add_bias_afterwards(context, node, inputs.bias, convolution)
         return
+    if transposed and not is_constant(inputs.weight) and not _allows_computed_parameters():
+        raise NotConverted.at(node, "the weight is computed, expected a constant before iOS17: convert with "
+                                    "minimum_deployment_target=ct.target.iOS17")
     constants = (inputs.weight, inputs.bias, inputs.stride, inputs.padding, inputs.output_padding)
-    if (not transposed and not to_python(inputs.transposed, node, "transposed")
-            or inputs.input.rank != inputs.weight.rank or not all(map(is_constant, constants))):
+    if (not transposed or inputs.input.rank != inputs.weight.rank
+            or not all(map(is_constant, constants))):
         ops._convolution(context, node)
         return
     count = inputs.weight.rank - 2
@@ -99,7 +111,13 @@ def convolution(context: Any, node: Any) -> None:
     add_result(context, node, name_result(_crop_spatial_axes(full, pads, pads - added + strides * longer), node))
 
 
-def _add_bias_afterwards(context: Any, node: Any, bias: Var) -> None:
+def _allows_computed_parameters() -> bool:
+    """Return whether the bias of a convolution, and the weight of a transposed one, need not be constants."""
+    return bool(is_current_opset_version_compatible_with(ct.target.iOS17))
+
+
+def _add_bias_afterwards(context: Any, node: Any, bias: Var, lower: Callable[[Any, Any], None]) -> None:
+    """Lower a convolution by `lower` without its bias, and add the computed `bias` to its channels."""
     plain = copy.copy(node)
     plain.inputs = [None if place == 2 else name for place, name in enumerate(node.inputs)]
     plain.kwinputs = {name: value for name, value in (node.kwinputs or {}).items() if name != "bias"}
@@ -107,7 +125,7 @@ def _add_bias_afterwards(context: Any, node: Any, bias: Var) -> None:
         unset = f"{node.name}_no_bias"
         context.add(None, torch_name=unset)
         plain.inputs = [unset if name is None else name for name in plain.inputs]
-    convolution(context, plain)
+    lower(context, plain)
     y = context[node.name]
     added = cast_to(mb.expand_dims(x=bias, axes=list(range(1, y.rank - 1))), y.dtype)
     context.add(mb.add(x=y, y=added), torch_name=node.name, override=True)
