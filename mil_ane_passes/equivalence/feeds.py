@@ -297,7 +297,7 @@ def _add_largest_shape(offers: dict[str, tuple[int, ...]], upper: list[int]) -> 
     """
     reached = [extent if extent > 0 else _MAX_RANGE_ELEMENTS for extent in upper]
     while int(np.prod(reached, dtype=object)) > _MAX_RANGE_ELEMENTS:
-        ratios = [extent / least for extent, least in zip(reached, offers["default"])]
+        ratios = [extent / max(least, 1) for extent, least in zip(reached, offers["default"])]
         widest = int(np.argmax(ratios))
         if ratios[widest] <= 1:
             break

@@ -639,7 +639,8 @@ def _infer_sizes(
     for var in (var for op in clone.operations for var in op.outputs if var.name in found):
         known = get_sizes(var.sym_type)
         fixed = () if known is None else tuple(size for size in known if size is not None)
-        found[var.name] = fixed if known is not None and len(fixed) == len(known) else None
+        can_be_described = len(fixed) == len(known or ()) and all(0 <= size < 2**63 for size in fixed)
+        found[var.name] = fixed if known is not None and can_be_described else None
     return found
 
 

@@ -157,6 +157,12 @@ def test_shapes_that_no_array_has_are_refused(shape):
         list_shape_choices(function(x=(types.fp32, (N, 4, M))), description)
 
 
+def test_a_default_without_elements_is_tried_beside_a_range():
+    description = described(x=array((2, 4, 0), ranges=[(2, 2), (4, 4), (1, -1)]))
+    tried = list_shape_choices(function(x=(types.fp32, (N, 4, M))), description)
+    assert [choice.shapes["x"] for choice in tried][:2] == [(2, 4, 0), (2, 4, 1)]
+
+
 def test_both_ends_of_a_range_and_the_default_are_tried():
     made = function(x=(types.fp32, (1, 4, N)))
     found = shapes(made, described(x=array((1, 4, 10), ranges=[(1, 1), (4, 4), (8, 64)])))

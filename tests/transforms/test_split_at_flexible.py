@@ -106,6 +106,21 @@ def test_lengths_that_go_together_and_a_second_flexible_input(tmp_path):
         same(ane.run(source, feeds), chained(parts, feeds))
 
 
+@pytest.mark.parametrize("default", [-5, 2**62])
+def test_sizes_that_no_description_can_have_are_refused(tmp_path, default):
+    @mb.program(input_specs=[mb.TensorSpec((4, get_new_symbol()))])
+    def program(x):
+        return mb.relu(x=mb.concat(values=[x, x], axis=1, name="doubled"), name="out")
+
+    shapes = [ct.TensorType("x", (4, ct.RangeDim(1, 64)))]
+    source = make(tmp_path / "source.mlpackage", program, inputs=shapes)
+    spec = spec_of(source)
+    spec.description.input[0].type.multiArrayType.shape[1] = default
+    write_spec(source, spec)
+    with pytest.raises(ane.InputError, match="sizes of 'doubled' do not follow from the shapes of the inputs"):
+        cut(source, ["doubled"], tmp_path)
+
+
 def test_sizes_that_follow_from_values_are_refused(tmp_path):
     @mb.program(input_specs=[mb.TensorSpec((8,))])
     def program(x):
