@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..neuralnetwork.layer_rewriting import (
@@ -45,6 +45,7 @@ def split_layer_rules(select: Names, ignore: Names) -> tuple[frozenset[str], Nam
 
     What is left of a `select` that names layer rules alone is empty.
     """
+    select, ignore = (list(keys) if isinstance(keys, Iterator) else keys for keys in (select, ignore))
     chosen, others = _split_keys(select, "select")
     left_out, others_out = _split_keys(ignore, "ignore")
     codes = frozenset(get_layer_rules()) if select is None else select_layer_rules(chosen)

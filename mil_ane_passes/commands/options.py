@@ -272,11 +272,13 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
     "dict": lambda value: isinstance(value, dict),
     "Sequence": lambda value: isinstance(value, Iterable) and not isinstance(value, (bytes, Mapping)) and all(
         isinstance(each, str) for each in value),
+    "Progress": callable,
 }
 "By the name of a type in an annotation: whether a value is one. A sequence is one of texts in all options."
 _SPOKEN_KINDS = {
     "str": "a text", "bool": "True or False", "int": "a whole number", "float": "a number", "PathLike": "a path",
-    "Mapping": "a mapping by name", "dict": "a dict by name", "Sequence": "texts", "None": "None"}
+    "Mapping": "a mapping by name", "dict": "a dict by name", "Sequence": "texts", "None": "None",
+    "Progress": "a function of a text"}
 
 
 _MAX_REPR = 60

@@ -117,8 +117,11 @@ def _get_file_size(path: Path) -> int | None:
 
 def check_exists(root: Path) -> None:
     """Raise InputError if `root` (for a delegate: its program) does not exist; the message suggests a similar name."""
-    if root.exists():
-        return
+    try:
+        if root.exists():
+            return
+    except OSError as error:  # a name that is too long; other errors of the same kind mean that nothing is there
+        raise InputError(f"{root}: cannot be opened ({error.strerror}); {_REMEDY}") from error
     if root.is_symlink():
         raise InputError(
             f"{root}: is a link to {os.readlink(root)}, which does not exist; expected a link to a package")

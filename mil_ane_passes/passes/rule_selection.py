@@ -19,9 +19,9 @@ def resolve_rule_names(keys: Iterable[str] | str, who: str = "rules") -> frozens
     A text is split at commas. Raises InputError, with the nearest key, for one that matches no rule.
     """
     listed = keys.split(",") if isinstance(keys, str) else list(keys)
-    wrong = next((key for key in listed if not isinstance(key, str) or not key.strip()), None)
-    if wrong is not None or not listed:
-        found = repr(wrong) if listed else "an empty list"
+    wrong = [key for key in listed if not isinstance(key, str) or not key.strip()]
+    if wrong or not listed:
+        found = repr(wrong[0]) if listed else "an empty list"
         raise InputError(f"{who}: found {found}; expected rules by code, code prefix, slug or name, e.g. "
                          "ANE3,int-inputs", option=who)
     return frozenset(name for key in listed for name in _find_names_by_key(key.strip(), who))

@@ -693,8 +693,8 @@ def _parse_shape(name: str, sizes: Sequence[Any]) -> Shape:
     except (TypeError, ValueError):
         shape, whole = (), False
     if not whole or not shape or any(not 0 < size < 1 << 31 for size in shape):
-        raise make_request_error(f"the shape of '{name}' is {','.join(map(str, sizes))}; expected whole numbers "
-                                 "of 1 or more, such as 1,3,224,224")
+        raise make_request_error(f"the shape of '{name}' is {','.join(map(str, sizes)) or 'empty'}; expected whole "
+                                 "numbers of 1 or more, such as 1,3,224,224")
     return shape
 
 

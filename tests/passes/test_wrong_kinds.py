@@ -110,6 +110,7 @@ def test_states_are_a_mapping(state):
 
 WRONG_FOR_LINT = {
     "select": ({"select": 3}, "select: found 3; expected codes"),
+    "a rule of None": ({"select": [None]}, "select: found None; expected rules by code"),
     "ignore": ({"ignore": b"ANE3"}, "ignore: found b'ANE3'; expected codes"),
     "ignored": ({"per_op_ignores": {"a*": 3}}, "per_op_ignores: found 3; expected codes"),
     "nothing ignored": ({"per_op_ignores": {"a*": None}}, "per_op_ignores: found None for 'a*'; expected rules"),
@@ -127,6 +128,19 @@ def test_what_lint_has_of_the_wrong_kind(case):
     assert str(refused.value).startswith(message)
 
 
+def test_rules_are_also_selected_by_an_iterator():
+    made = build_program(lambda x: mb.cumsum(x=x, axis=1), x=(1, 2))
+    keys = ["ANE2"]
+    assert [each.code for each in ane.lint(made, select=iter(keys)).findings] == [
+        each.code for each in ane.lint(made, select=keys).findings] != []
+
+
+@pytest.mark.parametrize("command", [ane.lint, ane.load, ane.run, ane.rewrite])
+def test_a_path_that_is_too_long_is_named(command):
+    with pytest.raises(ane.InputError, match=r"^/a+.*: cannot be opened \(File name too long\); expected an"):
+        command(f"/{'a' * 5000}.mlpackage", *[{}] * (command is ane.run))
+
+
 WRONG_FOR_COMMANDS = {
     "a baseline": ("lint", {"baseline": 5}, "baseline: found 5; expected a text or a path or None"),
     "faults": ("run", {"feeds": {}, "quirks": 5}, "quirks: found 5; expected texts"),
@@ -139,6 +153,7 @@ WRONG_FOR_COMMANDS = {
     "faults of the second": ("verify", {"quirks": float("nan")}, "quirks: found nan; expected texts"),
     "precision": ("verify", {"precision": np.zeros(2)}, "precision: found array([0., 0.]); expected a text"),
     "a preset": ("rewrite", {"preset": np.zeros(2)}, "preset: found array([0., 0.]); expected a text"),
+    "progress": ("rewrite", {"progress": None}, "progress: found None; expected a function of a text"),
     "a check": ("rewrite", {"verify": np.zeros(2)}, "verify: found array([0., 0.]); expected True or False"),
 }
 
