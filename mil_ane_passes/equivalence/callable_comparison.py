@@ -14,7 +14,7 @@ from coremltools.converters.mil.mil import Program, types
 
 from ..ir.query import get_static_shape, iterate_ops
 from ..passes.contract import Exactness
-from .callables import Caller, RejectedSizes
+from .callables import Caller, Noise, RejectedSizes
 from .comparison import Accuracy, OutputDifference, describe_worst_element, to_arrays
 from .coverage import find_outputs_without_numbers
 from .equivalence import Case, VerifyReport
@@ -32,7 +32,9 @@ from .undetermined_elements import (
     FP16_ROUNDING,
     FP32_ROUNDING,
     Rounding,
+    describe_cancelled,
     describe_undetermined,
+    find_cancelled,
     find_undetermined,
     move_numbers,
     replace_elements,
@@ -74,8 +76,9 @@ def compare_with_callable(
 
     `given` is as in `Caller`. An output passes if each element differs by at most `tolerance` times the largest value
     of the first side's output. Integers, bools and strings must be equal, and non-finite elements must be the same.
-    Elements that rounding decides are not compared, see `undetermined_elements`. Limits in `accuracy` replace the
-    tolerance; then all elements are compared. Raises InputError if the callable cannot be used, raises an exception,
+    Elements that rounding decides are not compared, and those that are zero up to rounding are compared within that of
+    the numbers that cancel, see `undetermined_elements`. Limits in `accuracy` replace the tolerance; then all elements
+    are compared. Raises InputError if the callable cannot be used, raises an exception,
     or returns another number of outputs.
     """
     check_runnable(program, quirks)
@@ -149,12 +152,12 @@ def _zero_other_states(plan: Plan, followed: Sequence[str]) -> Plan:
 def _compare_run(
     run: Run, caller: Caller, precision: str, program_first: bool, limit: Accuracy | float, rounding: Rounding
 ) -> tuple[Case, list[str]]:
-    """Compare a run's outputs with the callable's; also return descriptions of the elements that were left out."""
+    """Compare a run's outputs with the callable's; also return descriptions of the elements that rounding decides."""
     plan = run.plan
 
-    def call(move: Callable[[Array], Array] | None = None) -> dict[str, Array]:
+    def call(move: Callable[[Array], Array] | None = None, noise: Noise | None = None) -> dict[str, Array]:
         state = {name: plan.state[name].copy() for name in caller.states(list(plan.state))}
-        returned = caller(plan.feeds, state, move)
+        returned = caller(plan.feeds, state, move, noise)
         return to_arrays(returned) | {f"state {name}": value for name, value in state.items()}
 
     def judge(left_out: Mapping[str, Array]) -> list[OutputDifference]:
@@ -169,9 +172,15 @@ def _compare_run(
     other = call()
     mine = {name: value for name, value in run.results[precision].items() if name in other}
     judged = judge({})
-    names = {each.output for each in judged if not each.passed}
-    if not names or isinstance(limit, Accuracy) or any(each.reason for each in judged):
+    if all(each.passed for each in judged) or isinstance(limit, Accuracy) or any(each.reason for each in judged):
         return Case(plan.function, plan.label, precision, judged), []
+    cancelled = find_cancelled(other, mine, lambda error, seed: call(noise=(error, seed)),
+                               {each.output for each in judged if not each.passed}, rounding, limit)
+    other |= {name: replace_elements(other[name], mine[name], elements) for name, elements in cancelled.items()}
+    judged, notes = judge({}), [*describe_cancelled(cancelled, plan.label)]
+    names = {each.output for each in judged if not each.passed}
+    if not names:
+        return Case(plan.function, plan.label, precision, judged), notes
     expected = {name: np.atleast_1d(other[name]) for name in mine}
     found = {name: np.atleast_1d(value) for name, value in mine.items()}
 
@@ -186,7 +195,7 @@ def _compare_run(
     if not names <= undetermined.keys() or not all(each.passed for each in again):
         return Case(plan.function, plan.label, precision, judged), []
     return (Case(plan.function, plan.label, precision, again),
-            [*describe_undetermined(undetermined, names, plan.label, rounding)])
+            [*notes, *describe_undetermined(undetermined, names, plan.label, rounding)])
 
 
 def compare_within_tolerance(name: str, old: Array, new: Array, tolerance: float) -> OutputDifference:

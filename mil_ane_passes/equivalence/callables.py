@@ -17,10 +17,11 @@ from ..utils.option_spelling import format_option
 from ..utils.text_format import add_article
 from .execution import Plan
 
-__all__ = ["Caller", "MODE_ARGUMENTS", "RejectedSizes", "is_callable_side", "iterate_training_ops"]
+__all__ = ["Caller", "MODE_ARGUMENTS", "Noise", "RejectedSizes", "is_callable_side", "iterate_training_ops"]
 
 Array = np.ndarray[Any, Any]
-
+Noise = tuple[float, int]
+"The error of the floats that each op reads, as a fraction of each number, and a seed."
 
 _UNDEFINED_RESULTS = ("topk", "sort", "bucketize", "Byte(", "Char(", "Short(", "torch.uint8", "torch.int8",
                       "torch.int16")
@@ -111,21 +112,23 @@ class Caller:
         self._input_dtypes = self._find_input_dtypes(exported)
 
     def __call__(
-        self, feeds: Mapping[str, Array], state: dict[str, Array], move: Callable[[Array], Array] | None = None
+        self, feeds: Mapping[str, Array], state: dict[str, Array], move: Callable[[Array], Array] | None = None,
+        noise: Noise | None = None,
     ) -> dict[str, Array]:
         """Return the outputs by name.
 
         Buffers of a module that have the names of states start with the values in `state`, which is updated with their
         final values; the module itself is not changed. `move` gives other numbers for the floats of the inputs and of
-        a module's parameters and buffers. Raises InputError if the callable raises an exception, and if
-        its results do not fit the program's outputs.
+        a module's parameters and buffers. `noise` is added to what each op of a torch module reads; other callables
+        ignore it. Raises InputError if the callable raises an exception, and if its results do not fit the program's
+        outputs.
         """
         arguments = {name: np.array(feeds[name]) for name in self._inputs}
         if move:
             arguments = {name: move(value) for name, value in arguments.items()}
         try:
             if self._torch is not None:
-                return self._call_module(arguments, state, move)
+                return self._call_module(arguments, state, move, noise)
             returned = self._called(arguments)
         except InputError:
             raise
@@ -271,7 +274,8 @@ class Caller:
         return self._given(*given, **named)
 
     def _call_module(
-        self, arguments: Mapping[str, Array], state: dict[str, Array], move: Callable[[Array], Array] | None
+        self, arguments: Mapping[str, Array], state: dict[str, Array], move: Callable[[Array], Array] | None,
+        noise: Noise | None,
     ) -> dict[str, Array]:
         torch, buffers = self._torch, self._get_buffers()
         assert torch is not None
@@ -296,7 +300,8 @@ class Caller:
                             each.copy_(torch.from_numpy(value))
                         for name in state:
                             buffers[name].copy_(torch.from_numpy(state[name]).reshape(buffers[name].shape))
-                        returned = self._called(tensors)
+                        with _add_noise(torch, *noise) if noise else nullcontext():
+                            returned = self._called(tensors)
                     state.update({name: _to_array(buffers[name]).reshape(state[name].shape) for name in state})
                     return self._name_results(returned)  # copies: an exported module may return a buffer itself
                 finally:
@@ -388,6 +393,36 @@ def _define_results(torch: Any) -> Any:
         return tuple(each.narrow(dim, 0, options["k"]).contiguous() if each.dim() else each for each in found)
 
     return type("DefinedResults", (torch.utils._python_dispatch.TorchDispatchMode,), {"__torch_dispatch__": dispatch})()
+
+
+def _add_noise(torch: Any, unit: float, seed: int) -> Any:
+    """Return a context in which each op reads floats that are off by one to two times `unit`, as a fraction of each.
+
+    Each element is moved by itself, also where several of what an op reads are copies of one number. Not moved are
+    what an op writes into, what it returns a view of, and numbers of rank 0 that are integers, as sizes are.
+    """
+    random = torch.Generator().manual_seed(seed)
+
+    def move(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()) or (
+                value.dim() == 0 and not value.is_complex() and bool(value == value.round())):
+            return value
+        drawn = 2 * torch.rand(value.shape, generator=random) - 1
+        step = max(unit, torch.finfo(value.dtype).eps / 2) * (drawn + drawn.sign())
+        moved = value + value * step.to(value.device, step.dtype if value.is_complex() else value.dtype)
+        return torch.where(torch.isfinite(moved), moved, value).to(value.dtype)
+
+    def dispatch(mode: Any, function: Any, kinds: Any, given: Any = (), named: Any = None) -> Any:
+        named, arguments = named or {}, getattr(getattr(function, "_schema", None), "arguments", [])
+        aliased = {each.name: each.alias_info.is_write for each in arguments if each.alias_info is not None}
+        if len(given) <= len(arguments) and all(aliased.values()):
+            given = [value if each.name in aliased else torch.utils._pytree.tree_map(move, value)
+                     for each, value in zip(arguments, given)]
+            named = {name: value if name in aliased else torch.utils._pytree.tree_map(move, value)
+                     for name, value in named.items()}
+        return function(*given, **named)
+
+    return type("AddedNoise", (torch.utils._python_dispatch.TorchDispatchMode,), {"__torch_dispatch__": dispatch})()
 
 
 def _is_sorted(sequence: Any) -> bool:

@@ -2,6 +2,9 @@
 
 Such is the angle of a negative number whose imaginary part is the rounding of a sum, pi or -pi, and, at fp16, the class
 of a pixel for which two scores are almost equal. A comparison with what a program was converted from leaves them out.
+
+Elements that are zero up to rounding, such as the variance of copies of a number, are compared with what rounding makes
+of the numbers that cancel.
 """
 
 from __future__ import annotations
@@ -15,8 +18,8 @@ import numpy as np
 from ..utils.errors import InputError
 from .trace import MIN_FP16_OVERFLOW
 
-__all__ = ["FP16_ROUNDING", "FP32_ROUNDING", "Rounding", "describe_undetermined", "find_undetermined", "move_numbers",
-           "replace_elements"]
+__all__ = ["FP16_ROUNDING", "FP32_ROUNDING", "Rounding", "describe_cancelled", "describe_undetermined",
+           "find_cancelled", "find_undetermined", "move_numbers", "replace_elements"]
 
 Array = np.ndarray[Any, Any]
 
@@ -26,6 +29,15 @@ _MEASURED_FACTOR = 8
 "How much larger than the move of an element its difference may be, of an output with many such elements."
 _FEW_ELEMENTS = 16
 "The most elements of which a share says little."
+_NOISY_RUNS, _NOISY_RUNS_IN_VAIN = 32, 8
+"Most runs with noise, and those after which an output in which rounding explains no difference is wrong."
+_NOISE_FACTOR = 8
+"""How much larger than that of one number the rounding of what an op reads is: sums of many numbers, and programs that
+compute in another order, round more often than once per op. Variances grow with its square."""
+_ORDINARY_RUNS, _ORDINARY_NOISE = 4, 0.25
+"Runs in which the numbers that cancel differ, to find out how large an element is then, and by which fraction."
+_MAX_CANCELLED = 2e-2
+"The largest difference of an element that is zero up to rounding, as a fraction of what it is where nothing cancels."
 
 
 @dataclass(frozen=True)
@@ -34,6 +46,8 @@ class Rounding:
 
     unit: float
     "The smallest move, as a fraction of the power of two below the number."
+    error: float
+    "The largest error of a rounded number, as a fraction of it."
     most: tuple[int, ...]
     "The most units by which a number is moved, by run."
     max_share: float
@@ -45,10 +59,10 @@ class Rounding:
     example: str
 
 
-FP32_ROUNDING = Rounding(2.0**-23, (4, 4, 4, 4, 16, 16, 16, 16, *[64] * 24), 0.9, 0.1, 1.0,
+FP32_ROUNDING = Rounding(2.0**-23, 2.0**-24, (4, 4, 4, 4, 16, 16, 16, 16, *[64] * 24), 0.9, 0.1, 1.0,
                          "the angle of a number whose imaginary part, or both parts, are the rounding of a sum")
 "64 units are a tenth of the tolerance at fp32. Most bins of the spectrum of a tone are rounding."
-FP16_ROUNDING = Rounding(2.0**-11, (1, 1, 1, 1, 2, 2, 2, 2, *[4] * 24), 0.5, 0.5, 0.25,
+FP16_ROUNDING = Rounding(2.0**-11, 2.0**-11, (1, 1, 1, 1, 2, 2, 2, 2, *[4] * 24), 0.5, 0.5, 0.25,
                          "the larger one of two numbers that are equal at fp16")
 "Four units are a tenth of the tolerance at fp16."
 
@@ -114,6 +128,49 @@ def find_undetermined(
                 name: differing[name] for name in given if not np.any(differing[name] & ~given[name])}
 
 
+def find_cancelled(
+    expected: Mapping[str, Array], found: Mapping[str, Array],
+    run_with_noise: Callable[[float, int], Mapping[str, Array]], names: Collection[str], rounding: Rounding,
+    tolerance: float,
+) -> dict[str, Array]:
+    """Find the elements of `names` that are zero up to rounding, and for which `found` is as close to it, by output.
+
+    The noise of an element is how far it moves in runs in which each op reads numbers that are off by a few roundings,
+    and an element that is not larger is zero up to rounding: the variance of equal numbers, and a norm of them, whose
+    small divisor enlarges their rounding. It may differ by its noise, but not by more than a small fraction of its size
+    where the numbers differ, so that a result that is all noise, as the sine of large numbers, is not excused.
+    `run_with_noise(error, seed)` runs what gave `expected` with floats that are off by this fraction. The result has no
+    elements if such a run fails, as with an index that is computed from them.
+    """
+    wanted = {name: expected[name].astype(np.float64) for name in names if name in expected and (
+        expected[name].dtype.kind == found[name].dtype.kind == "f" and expected[name].shape == found[name].shape)}
+    cancelled = {name: np.zeros(value.shape, bool) for name, value in wanted.items()}
+    noise, size = ({name: np.zeros(value.shape) for name, value in wanted.items()} for _ in range(2))
+    with np.errstate(invalid="ignore"):  # infinities in both
+        gaps = {name: np.abs(found[name] - value) for name, value in wanted.items()}
+        differing = {name: gaps[name] > tolerance * np.max(np.abs(value), initial=0.0, where=np.isfinite(value))
+                     for name, value in wanted.items()}
+    errors = [*[_ORDINARY_NOISE] * _ORDINARY_RUNS, *[_NOISE_FACTOR * rounding.error] * _NOISY_RUNS]
+    for number, error in enumerate(errors if any(map(np.any, differing.values())) else ()):
+        try:
+            moved = run_with_noise(error, number)
+        except InputError:
+            return {}
+        for name in (name for name, value in wanted.items() if moved[name].shape == value.shape):
+            value = np.where(np.isfinite(moved[name]), moved[name], np.nan).astype(np.float64)
+            if number < _ORDINARY_RUNS:
+                size[name] = np.fmax(size[name], np.abs(value))
+                continue
+            noise[name] = np.fmax(noise[name], np.abs(value - wanted[name]))
+            cancelled[name] = (np.abs(wanted[name]) <= noise[name]) & (
+                gaps[name] <= np.minimum(noise[name], _MAX_CANCELLED * size[name]))
+        left = {name: elements & ~cancelled[name] for name, elements in differing.items()}
+        if not any(map(np.any, left.values())) or number + 1 >= _ORDINARY_RUNS + _NOISY_RUNS_IN_VAIN and not any(
+                np.any(elements & cancelled[name]) for name, elements in differing.items()):
+            break
+    return {name: elements for name, elements in cancelled.items() if np.any(elements & differing[name])}
+
+
 def replace_elements(expected: Array, found: Array, chosen: Array | None) -> Array:
     """Return the expected values with those found where `chosen` is true, in the dtype by which they are compared."""
     if chosen is None:
@@ -130,6 +187,14 @@ def describe_undetermined(
         elements = undetermined[name]
         yield (f"{np.count_nonzero(elements)} of {elements.size} elements of {name} were not compared at {place}: they "
                f"are decided by rounding, as {rounding.example}")
+
+
+def describe_cancelled(cancelled: Mapping[str, Array], place: str) -> Iterator[str]:
+    """Describe the elements of outputs that are zero up to rounding at `place`, one text for each output."""
+    for name, elements in sorted(cancelled.items()):
+        yield (f"{np.count_nonzero(elements)} of {elements.size} elements of {name} are zero up to rounding at "
+               f"{place}: they are decided by rounding, as the variance of equal numbers, and were compared within "
+               "that of the numbers that cancel")
 
 
 def move_numbers(value: Array, units: int, unit: float, random: np.random.Generator) -> Array:

@@ -14,7 +14,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Function, Program, types
 
 from ..equivalence.callable_comparison import FP16_TOLERANCE, FP32_TOLERANCE, compare_within_tolerance
-from ..equivalence.callables import Caller
+from ..equivalence.callables import Caller, Noise
 from ..equivalence.comparison import to_arrays
 from ..equivalence.execution import Plan
 from ..ir.query import iterate_ops
@@ -114,13 +114,15 @@ class TorchModelRunner:
         return replace(fitted, feeds=dict(zip(plan.feeds, fitted.feeds.values())))
 
     def __call__(
-        self, feeds: Mapping[str, Array], state: Mapping[str, Array], move: Callable[[Array], Array] | None = None
+        self, feeds: Mapping[str, Array], state: Mapping[str, Array], move: Callable[[Array], Array] | None = None,
+        noise: Noise | None = None,
     ) -> dict[str, Array]:
         """Return the outputs by name, and the final states as `state NAME`.
 
-        `move` gives other numbers for the floats of the inputs, parameters and buffers, for this call.
+        `move` gives other numbers for the floats of the inputs, parameters and buffers, for this call, and `noise` is
+        added to what each op reads.
         """
-        return self._called(self._caller, feeds, state, move)
+        return self._called(self._caller, feeds, state, move, noise)
 
     def find_random_results(
         self, results: Mapping[str, Array], feeds: Mapping[str, Array], state: Mapping[str, Array]
@@ -151,19 +153,22 @@ class TorchModelRunner:
             self(feeds, state)  # torch's interpreter of scripts fails on some operators of sizes while it is observed
         return found[0] if found else None
 
-    def run_instead(self, run: Callable[..., Any], feeds: Mapping[str, Array], state: Mapping[str, Array]) -> None:
+    def run_instead(
+        self, run: Callable[..., Any], feeds: Mapping[str, Array], state: Mapping[str, Array],
+        noise: Noise | None = None,
+    ) -> None:
         """Call `run` in place of the model, with the model's tensors and the buffers set.
 
         The result of `run` is used as the model's.
         """
-        self._called(_make_caller(self.model, self._compiled, run), feeds, state)
+        self._called(_make_caller(self.model, self._compiled, run), feeds, state, noise=noise)
 
     def _called(
         self, caller: Caller, feeds: Mapping[str, Array], state: Mapping[str, Array],
-        move: Callable[[Array], Array] | None = None,
+        move: Callable[[Array], Array] | None = None, noise: Noise | None = None,
     ) -> dict[str, Array]:
         left = {name: state[name].copy() for name in self.states}
-        returned = caller(dict(zip(self._compiled.inputs, feeds.values(), strict=True)), left, move)
+        returned = caller(dict(zip(self._compiled.inputs, feeds.values(), strict=True)), left, move, noise)
         return to_arrays(returned) | {f"state {name}": value for name, value in left.items()}
 
 

@@ -18,6 +18,7 @@ from coremltools.converters.mil.mil.passes.graph_pass import AbstractGraphPass
 from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY, register_pass
 
 import mil_ane_passes as ane
+from mil_ane_passes.equivalence.callables import Caller
 from mil_ane_passes.torch_frontend import NotEqual, conversion_check
 from mil_ane_passes.torch_frontend.first_difference import GraphValue, select_first_difference
 from mil_ane_passes.torch_frontend.registry import load_patches
@@ -1330,3 +1331,150 @@ def test_a_fault_of_a_pass_is_found_on_numbers_from_0_to_1():
             check_curves(pass_pipeline=given)
     finally:
         PASS_REGISTRY.passes.pop("tests::breaks")
+
+
+class ConstantNorm(torch.nn.Module):
+    """A norm of maps of one number each, as after a global pool."""
+
+    def __init__(self, norm: torch.nn.Module, bias: float = 0.0) -> None:
+        super().__init__()
+        self.norm = norm
+        if bias:
+            torch.nn.init.constant_(norm.bias, bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        pooled = torch.nn.functional.adaptive_avg_pool2d(x, 1)
+        return self.norm(torch.nn.functional.interpolate(pooled, size=(8, 8)))
+
+
+def repeat_last(x):
+    return x[..., -1:].expand(*x.shape[:-1], 12)
+
+
+def standardize(x):
+    p = x[..., -1:].repeat(*[1] * (x.dim() - 1), 12)
+    return (p - p.mean(-1, keepdim=True)) / (p.std(-1, keepdim=True) + 1e-5)
+
+
+def crop_border(x):
+    corner = torch.tensor([[[0.5, 0.0, 3.0], [0.0, 0.5, 3.0]]])
+    grid = torch.nn.functional.affine_grid(corner, [1, 3, 8, 8], align_corners=False)
+    return torch.nn.functional.grid_sample(x, grid, padding_mode="border", align_corners=False).flatten(2).std(-1)
+
+
+CANCELLING = {
+    "var": (lambda x: repeat_last(x).var(-1), (2, 3, 20)),
+    "std": (lambda x: repeat_last(x).std(-1), (3, 20)),
+    "std of a row": (lambda x: repeat_last(x).std(), (20,)),
+    "var at rank 5": (lambda x: repeat_last(x).var(-1), (1, 2, 1, 3, 20)),
+    "standardized": (standardize, (2, 3, 20)),
+    "instance norm": (ConstantNorm(torch.nn.InstanceNorm2d(4)), (1, 4, 16, 16)),
+    "group norm": (ConstantNorm(torch.nn.GroupNorm(4, 4)), (1, 4, 16, 16)),
+    "std of grey": (lambda x: torch.nn.functional.adaptive_avg_pool2d(
+        x.mean(1, keepdim=True).expand(-1, 3, -1, -1), 4).std(1), (1, 3, 16, 16)),
+    "crop of 16": (crop_border, (1, 3, 16, 16)),
+    "crop of 64": (crop_border, (1, 3, 64, 64)),
+}
+
+
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("precision", [ct.precision.FLOAT32, ct.precision.FLOAT16], ids=["fp32", "fp16"])
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+@pytest.mark.parametrize("name", CANCELLING)
+def test_results_that_are_zero_up_to_rounding_are_compared_within_it(name, frontend, precision):
+    """torch gives 0 or the rounding of numbers that cancel, and the program the other one."""
+    model, shape = CANCELLING[name]
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    made = checked(model, x, frontend=frontend, compute_precision=precision)
+    module = model.eval() if isinstance(model, torch.nn.Module) else captured(model, (x,), "trace")
+    # A quotient of two roundings is about 1 in fp16 arithmetic, in which verify runs: another result.
+    assert ane.verify(module, made).equal != (name == "standardized" and precision is ct.precision.FLOAT16)
+
+
+def test_results_that_are_zero_up_to_rounding_are_named(caplog):
+    with caplog.at_level(logging.WARNING, "mil_ane_passes"):
+        checked(CANCELLING["var"][0], torch.randn(2, 3, 20), compute_precision=ct.precision.FLOAT32)
+    assert "6 of 6 elements of" in caplog.text and "are zero up to rounding at" in caplog.text
+
+
+@pytest.mark.parametrize("feeds", [None, {"x0": np.float32(np.linspace(-2, 3, 60).reshape(3, 20))}])
+def test_zeros_of_a_flexible_size_and_of_feeds_are_compared_within_rounding(feeds):
+    checked(CANCELLING["std"][0], torch.randn(3, 20), compute_precision=ct.precision.FLOAT32, feeds=feeds,
+            inputs=[ct.TensorType(name="x0", shape=(ROWS, 20))])
+
+
+WRONG_NEAR_ZERO = {
+    "a variance of ordinary numbers": (lambda x: torch.tanh(x).var(-1), lambda x: mb.mul(x=x, y=np.float32(1.005))),
+    "a standard deviation of 1e-7": (lambda x: torch.tanh(repeat_last(x).std(-1)),
+                                     lambda x: mb.add(x=x, y=np.float32(1e-4))),
+    "a variance of 1e-14": (lambda x: torch.tanh(repeat_last(x).var(-1)), lambda x: mb.add(x=x, y=np.float32(1e-9))),
+    "a quotient of noise": (lambda x: torch.tanh(standardize(x)), lambda x: mb.add(x=x, y=np.float32(0.1))),
+    "more rounding than of what cancels": (
+        lambda x: torch.tanh(x) - (2 * torch.sigmoid(2 * x) - 1),
+        lambda x: mb.sub(x=mb.add(x=x, y=np.float32(1e4)), y=np.float32(1e4))),
+}
+
+
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+@pytest.mark.parametrize("name", WRONG_NEAR_ZERO)
+def test_wrong_results_near_zero_are_found(lowered, name, frontend):
+    function, change = WRONG_NEAR_ZERO[name]
+    lowered("tanh", lambda x: change(mb.tanh(x=x)))
+    with pytest.raises(NotEqual, match="tanh"):
+        checked(function, torch.randn(2, 3, 20), frontend=frontend, compute_precision=ct.precision.FLOAT32)
+
+
+@pytest.mark.parametrize(("norm", "bias", "wrong"), [
+    (torch.nn.InstanceNorm2d(4, affine=True), 0.5, lambda x: mb.mul(x=x, y=np.float32(0))),  # without its bias
+    (torch.nn.InstanceNorm2d(4), 0.0, lambda x: x),
+    (torch.nn.InstanceNorm2d(4), 0.0, lambda x: mb.add(x=mb.mul(x=x, y=np.float32(0)), y=np.float32(1e-3))),
+], ids=["no bias", "the maps themselves", "a small bias"])
+def test_wrong_norms_of_equal_numbers_are_found(lowered, norm, bias, wrong):
+    module, x = ConstantNorm(norm, bias).eval(), torch.rand(1, 4, 16, 16)
+    checked(module, x, compute_precision=ct.precision.FLOAT32)
+    lowered("instance_norm", wrong)
+    with pytest.raises(NotEqual, match="instance_norm"):
+        checked(module, x, compute_precision=ct.precision.FLOAT32)
+
+
+def test_what_a_pass_does_wrong_near_zero_is_found():
+    register_pass(namespace="tests", name="replaces", override=True)(type("replaces", (Replaces,), {
+        "replace": staticmethod(lambda x: mb.add(x=mb.tanh(x=x), y=np.float16(0.02)))}))
+    given = ct.PassPipeline.DEFAULT
+    given.append_pass("tests::replaces")
+    try:
+        with pytest.raises(NotEqual, match="a later pass is not"):
+            checked(lambda x: torch.tanh(repeat_last(x).std(-1)), torch.randn(2, 3, 20), pass_pipeline=given)
+    finally:
+        PASS_REGISTRY.passes.pop("tests::replaces")
+
+
+def test_an_op_whose_result_is_zero_up_to_rounding_is_not_blamed(lowered):
+    """torch gives 0 and the program 4e-15 for the variance, before an op that is wrong."""
+    lowered("tanh", lambda x: mb.add(x=mb.tanh(x=x), y=np.float32(0.01)))
+    with pytest.raises(NotEqual, match="op 'aten::tanh'"):
+        checked(lambda x: torch.tanh(repeat_last(x).var(-1) * 1e3 + x[..., 0]), torch.randn(2, 3, 20),
+                compute_precision=ct.precision.FLOAT32)
+
+
+def test_noise_changes_neither_the_module_nor_its_views():
+    """Writes through a view reach what is read later, and buffers and weights are what they were."""
+    class Writes(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("kept", torch.full((3, 12), 0.3))
+            self.scale = torch.nn.Parameter(torch.full((12,), 0.7))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            rows = repeat_last(x).clone()
+            rows[:, 2:4] = self.kept[:, 2:4]
+            self.kept.view(-1)[:2].add_(1.0)
+            return (rows * self.scale)[:, 4:].std(-1) + self.kept[:, 3:].std(-1)
+
+    module = Writes().eval()
+    kept = {name: value.clone() for name, value in module.state_dict().items()}
+    caller = Caller(module, ["x"], ["y"])
+    x = np.random.default_rng(0).standard_normal((3, 20)).astype(np.float32)
+    exact, noisy = (caller({"x": x}, {}, noise=noise)["y"] for noise in (None, (2.0**-24, 1)))
+    assert 0 < np.max(np.abs(noisy - exact)) < 1e-6
+    assert all(torch.equal(value, kept[name]) for name, value in module.state_dict().items())
