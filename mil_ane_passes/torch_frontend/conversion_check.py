@@ -264,7 +264,7 @@ class _ConversionCheck:
             if moved and not is_narrowed and (narrow := self._narrow_floats(expected, plan, found)) is not None:
                 return self._check_one_size(narrow, is_narrowed=True)
             note = ("; rounding to fp16 may explain it: inputs and weights that move by one unit of fp16 move this "
-                    f"output by up to {moved:.3g}" if moved else "")
+                    f"output by up to {moved:.3g}" if moved else self._describe_replaced_masks(expected, found))
             raise NotEqual(
                 f"the result of the torch frontend is correct, but a later pass is not: {found[0]}; at "
                 f"{_describe_plan(plan)}{note}; try compute_precision=coremltools.precision.FLOAT32, or fewer passes"
@@ -429,6 +429,18 @@ class _ConversionCheck:
         limited = self._name_results(names, self._limited(feeds, copy_state(plan)))
         assert self._after is not None
         return not _find_differing_outputs(limited, self._after, plan.feeds, plan, self._tolerance)
+
+    def _describe_replaced_masks(self, expected: Mapping[str, Array], differing: Sequence[OutputDifference]) -> str:
+        """Describe that results beyond fp16 come of constants beyond it, if the result has smaller numbers for them."""
+        if any(each.reason for each in differing):
+            return ""
+        largest = max(float(np.max(np.abs(value), initial=0.0, where=np.isfinite(value)))
+                      for value in (expected[each.output].astype(np.float64) for each in differing))
+        is_fp16 = get_default_tolerance(self._program) == FP16_TOLERANCE
+        if not is_fp16 or largest < MIN_FP16_OVERFLOW or not _limit_constants(self._frontend):
+            return ""
+        return (f"; the torch model returns numbers up to {largest:.3g}, beyond fp16 (65504): its constants beyond it, "
+                "such as masks, became numbers that fp16 can hold")
 
     def _describe_own_rounding(
         self, expected: Mapping[str, Array], feeds: Mapping[str, Array], plan: Plan,

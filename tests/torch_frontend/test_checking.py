@@ -1478,3 +1478,37 @@ def test_noise_changes_neither_the_module_nor_its_views():
     exact, noisy = (caller({"x": x}, {}, noise=noise)["y"] for noise in (None, (2.0**-24, 1)))
     assert 0 < np.max(np.abs(noisy - exact)) < 1e-6
     assert all(torch.equal(value, kept[name]) for name, value in module.state_dict().items())
+
+
+class MaskedActions(torch.nn.Module):
+    """Log-probabilities of actions, of which a mask hides some by a large number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.scores = torch.nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.log_softmax(self.scores(x) + (1 - mask.float()) * -1e8, 1)
+
+
+def test_masks_beyond_fp16_that_are_returned_are_named():
+    example = torch.randn(2, 8), torch.ones(2, 4, dtype=torch.int32)
+    with pytest.raises(NotEqual, match=r"; the torch model returns numbers up to 1e\+08, beyond fp16 \(65504\): its "
+                                       r"constants beyond it, such as masks, became numbers that fp16 can hold; try"):
+        checked(MaskedActions().eval(), *example)
+    checked(MaskedActions().eval(), *example, compute_precision=ct.precision.FLOAT32)
+
+
+def test_masks_beyond_fp16_are_not_named_where_no_result_is_beyond_it():
+    register_pass(namespace="tests", name="breaks", override=True)(Breaks)
+    given = ct.PassPipeline.DEFAULT
+    given.append_pass("tests::breaks")
+    example = 3 * torch.randn(2, 8), torch.ones(2, 4, dtype=torch.int32)
+    try:
+        with pytest.raises(NotEqual, match="a later pass is not") as raised:
+            checked(lambda x, mask: torch.tanh((x[:, :4] + (1 - mask.float()) * -1e8).softmax(1) * 3), *example,
+                    pass_pipeline=given)
+    finally:
+        PASS_REGISTRY.passes.pop("tests::breaks")
+    assert "beyond fp16" not in str(raised.value)
