@@ -94,7 +94,7 @@ def lower_rounding(context: Any, node: Any) -> None:
         scale = types.nptype_from_builtin(x.dtype)(10.0 ** abs(decimals))
         to, back = (mb.mul, mb.real_div) if decimals > 0 else (mb.real_div, mb.mul)
         rounded = back(x=mb.round(x=to(x=x, y=scale)), y=scale) if decimals else mb.round(x=x)
-        add_result(context, node, name_result(rounded, node))
+        add_result(context, node, name_result(rounded, node, x))
     elif types.is_float(x.dtype):
         _TORCH_OPS_REGISTRY.name_to_func_mapping[node.kind](context, node)
     else:
