@@ -4,6 +4,10 @@ Before iOS17 a cast to uint8 gives int32, and coremltools computes 256, silently
 most MIL ops reject: their operands are cast to int32 here. A result that may not fit its dtype in torch is wrapped by a
 remainder, and a float that is cast is limited to its range, as by Core ML from iOS17 on. Traces and exported programs
 state that dtype. Scripts do not: there an operand has it from iOS17 on.
+
+coremltools has no dtype for exported inputs of uint8 and int8 ("KeyError: torch.uint8"), and makes images of exported
+integers int32, which Core ML does not have. Here such inputs are int32, as those of int16 are, or what `inputs=`
+declares: an image, which is fp32, or floats. Those are cast to int32 first.
 """
 
 from __future__ import annotations
@@ -12,11 +16,17 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-from coremltools.converters.mil.frontend.torch.utils import sanitize_op_kind, unify_inplace_and_functional
+from coremltools.converters.mil.frontend.torch.utils import (
+    TORCH_DTYPE_TO_MIL_DTYPE,
+    sanitize_op_kind,
+    unify_inplace_and_functional,
+)
+from coremltools.converters.mil.input_types import ImageType
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
 from coremltools.converters.mil.mil.input_type import TupleInputType
@@ -24,6 +34,7 @@ from coremltools.converters.mil.mil.input_type import TupleInputType
 from ...ir.integer_bounds import IntegerBounds, can_hold_integers, find_integer_bounds
 from ...passes.severity import Severity
 from ..contract import Lowering, Patch
+from ..errors import NotConverted
 from ..lowering import cast_to
 from ..probes import find_fault
 
@@ -78,6 +89,34 @@ _widens: ContextVar[bool] = ContextVar("mil_ane_passes_widens", default=False)
 @PATCH.probe
 def probe() -> str | None:
     return find_fault(lambda x: (x.to(torch.uint8) + 200).float(), torch.tensor([3.0, 99.0]))
+
+
+@PATCH.replace_function("coremltools.converters.mil.frontend.torch.exir_utils", "_construct_ct_tensor_type_from_torch")
+def construct_input_type(host: Callable[..., Any], name: str, tensor: Any, ranges: Any) -> Any:
+    """Construct the type of an exported input: int32 for uint8 and int8; raises NotConverted for unknown dtypes."""
+    dtype = torch.int32 if tensor.dtype in (torch.uint8, torch.int8) else tensor.dtype
+    if dtype not in TORCH_DTYPE_TO_MIL_DTYPE:
+        raise NotConverted(f"the input '{name}' is {tensor.dtype}, which Core ML does not have; export the model with "
+                           "an example input of another dtype, and cast it in the model")
+    declared = host(name, SimpleNamespace(dtype=dtype, shape=tensor.shape), ranges)
+    declared.torch_dtype = tensor.dtype
+    return declared
+
+
+@PATCH.replace_function("coremltools.converters.mil.frontend.torch.converter", "TorchConverter._match_user_exir_inputs")
+def match_inputs(host: Callable[..., Any], self: Any, user_inputs: Any) -> Any:
+    """Match the declared inputs with those of an exported program; images of integers are fp32.
+
+    Raises NotConverted for an image of int8, which has no values above 127.
+    """
+    for declared, (name, own) in zip(user_inputs or (), self.graph.inputs.items(), strict=False):
+        if not isinstance(declared, ImageType) or not types.is_int(own.dtype):
+            continue
+        if getattr(own, "torch_dtype", None) == torch.int8:
+            raise NotConverted(f"the input '{name}' is torch.int8, which does not hold the values of an image; export "
+                               "the model with an example input of torch.uint8, or declare a TensorType")
+        declared.dtype = declared.dtype or types.fp32
+    return host(self, user_inputs)
 
 
 @PATCH.replace_function(_NODE[0], f"{_NODE[1]}.from_torchscript_node")

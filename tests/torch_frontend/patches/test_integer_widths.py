@@ -6,12 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 import coremltools as ct
+import numpy as np
 import pytest
 import torch
+from coremltools.converters.mil.mil import types
 
 import mil_ane_passes as ane
+from mil_ane_passes.runtime import Runtime
 
-from ..checks import captured, check, convert, input_types
+from ..checks import captured, check, convert, convert_captured, input_types
 
 TARGETS = [ct.target.iOS16, ct.target.iOS17, ct.target.iOS18]
 X = torch.tensor([[0.0, 3.0, 128.0, 255.0], [200.0, 17.0, 100.0, 31.0]])
@@ -92,3 +95,81 @@ def test_the_default_pipeline_keeps_the_values() -> None:
                           compute_precision=ct.precision.FLOAT32)
     (found,) = ane.run(mlmodel, {"x0": (X / 300).numpy()}).values()
     assert found.tolist() == ((255 - (X / 300 * 255).to(torch.uint8)) + 30).tolist()
+
+
+EXAMPLES = {dtype: torch.tensor([[[[0, 3], [100, 127]], [[200, 17], [255, 128]], [[99, 1], [254, 31]]]]).to(dtype)
+            for dtype in (torch.uint8, torch.int8, torch.int16)}
+INPUT_MODELS: dict[str, Integers] = {
+    "floats": lambda u: u.float() / 255,
+    "division": lambda u: u / 255 * u,
+    "wraps around": lambda u: (u + 200).float(),
+    "wraps around in a concat": lambda u: (torch.cat([u, u.flip(1)], 1) * 3).float() / 255,
+    "moved": lambda u: (u.permute(0, 2, 3, 1).float(), u.reshape(3, 4) * 2, u[:, 1:].float()),
+    "returned": lambda u: (u, u + 200, u.sum(), u > 300, u.bool()),
+}
+
+
+def run_at(mlmodel: Any, value: torch.Tensor) -> list[Any]:
+    (name, declared), = mlmodel._mil_program.functions["main"].inputs.items()
+    feed = value.numpy().astype(types.nptype_from_builtin(declared.dtype))
+    return list(Runtime(mlmodel._mil_program, precision="float32")({name: feed}).values())
+
+
+@pytest.mark.parametrize("target", [ct.target.iOS15, ct.target.iOS18])
+@pytest.mark.parametrize("declared", [None, np.int32, np.float32, "image"])
+@pytest.mark.parametrize("dtype", EXAMPLES)
+@pytest.mark.parametrize("function", INPUT_MODELS.values(), ids=INPUT_MODELS)
+def test_exported_inputs_of_narrow_integers(function: Integers, dtype: torch.dtype, declared: Any, target: Any) -> None:
+    x = EXAMPLES[dtype]
+    if declared == "image" and dtype == torch.int8:
+        return
+    inputs = None if declared is None else [ct.ImageType("tensors_0", x.shape) if declared == "image" else
+                                            ct.TensorType("tensors_0", x.shape, dtype=declared)]
+    mlmodel = convert_captured(captured(function, (x,), "export"), (x,), "export", inputs=inputs, target=target)
+    (var,) = mlmodel._mil_program.functions["main"].inputs.values()
+    assert var.dtype == (types.fp32 if declared in (np.float32, "image") else types.int32)
+    expected = function(x)
+    for found, wanted in zip(run_at(mlmodel, x), expected if isinstance(expected, tuple) else (expected,), strict=True):
+        np.testing.assert_allclose(np.reshape(found, wanted.shape).astype(float), wanted.numpy().astype(float),
+                                   rtol=1e-6)
+
+
+@pytest.mark.parametrize("declared", [None, np.int32, "image"])
+def test_flexible_exported_inputs_of_uint8(declared: Any) -> None:
+    x, size = torch.arange(75, dtype=torch.uint8).reshape(1, 3, 5, 5), ct.RangeDim(2, 64)
+    inputs = None if declared is None else [
+        ct.ImageType("tensors_0", (1, 3, size, 5)) if declared == "image" else
+        ct.TensorType("tensors_0", (1, 3, size, 5), dtype=declared)]
+    mlmodel = convert_captured(captured(lambda u: (u * 5).float() / 255, (x,), "export", flexible=[2]), (x,), "export",
+                               inputs=inputs)
+    for feed in (x, torch.cat([x, x + 100], 2)):
+        (found,) = run_at(mlmodel, feed)
+        np.testing.assert_allclose(found, (feed * 5).numpy() / np.float32(255), rtol=1e-6)
+
+
+def test_numbers_of_rank_0_as_exported_inputs() -> None:
+    x = torch.tensor(200, dtype=torch.uint8)
+    mlmodel = convert_captured(captured(lambda u: (u + 100).float(), (x,), "export"), (x,), "export", readable=False)
+    assert run_at(mlmodel, x.reshape(1))[0] == 44
+
+
+@pytest.mark.parametrize("image", [True, False])
+def test_exported_uint8_is_checked(image: bool) -> None:
+    x = EXAMPLES[torch.uint8]
+    inputs = [ct.ImageType("image", x.shape)] if image else [ct.TensorType("image", x.shape, dtype=np.int32)]
+    program = captured(lambda u: (u + 200).float() / 255, (x,), "export")
+    mlmodel = ane.convert(program, inputs=inputs, skip_model_load=True, check=True)
+    assert mlmodel.get_spec().description.input[0].type.WhichOneof("Type") == ("imageType" if image else
+                                                                                "multiArrayType")
+
+
+def test_images_of_int8_are_refused() -> None:
+    x = EXAMPLES[torch.int8]
+    with pytest.raises(ane.torch_frontend.NotConverted, match="input 'tensors_0' is torch.int8.*torch.uint8"):
+        ane.convert(captured(lambda u: u.float(), (x,), "export"), inputs=[ct.ImageType("x", x.shape)])
+
+
+def test_inputs_of_other_dtypes_are_named() -> None:
+    x = torch.ones(3, dtype=torch.uint16)
+    with pytest.raises(ane.torch_frontend.NotConverted, match="input 'tensors_0' is torch.uint16.*another dtype"):
+        ane.convert(captured(lambda u: u.float(), (x,), "export"))
