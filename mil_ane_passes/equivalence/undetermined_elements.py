@@ -29,15 +29,13 @@ _MEASURED_FACTOR = 8
 "How much larger than the move of an element its difference may be, of an output with many such elements."
 _FEW_ELEMENTS = 16
 "The most elements of which a share says little."
-_NOISY_RUNS, _NOISY_RUNS_IN_VAIN = 32, 8
-"Most runs with noise, and those after which an output in which rounding explains no difference is wrong."
-_NOISE_FACTOR = 8
-"""How much larger than that of one number the rounding of what an op reads is: sums of many numbers, and programs that
-compute in another order, round more often than once per op. Variances grow with its square."""
+_OWN_RUNS, _NOISY_RUNS = 8, 32
+"""Runs with noise at float32, to find out which elements are zero up to rounding, and most runs at the precision of
+what is compared, to find out how far these may differ."""
 _ORDINARY_RUNS, _ORDINARY_NOISE = 4, 0.25
 "Runs in which the numbers that cancel differ, to find out how large an element is then, and by which fraction."
 _MAX_CANCELLED = 2e-2
-"The largest difference of an element that is zero up to rounding, as a fraction of what it is where nothing cancels."
+"The largest difference of an element that is zero up to rounding, as a fraction of its output where nothing cancels."
 
 
 @dataclass(frozen=True)
@@ -46,8 +44,8 @@ class Rounding:
 
     unit: float
     "The smallest move, as a fraction of the power of two below the number."
-    error: float
-    "The largest error of a rounded number, as a fraction of it."
+    noise: float
+    "The error of the numbers that each op reads, as a fraction of them, in runs that measure the rounding of zeros."
     most: tuple[int, ...]
     "The most units by which a number is moved, by run."
     max_share: float
@@ -59,12 +57,14 @@ class Rounding:
     example: str
 
 
-FP32_ROUNDING = Rounding(2.0**-23, 2.0**-24, (4, 4, 4, 4, 16, 16, 16, 16, *[64] * 24), 0.9, 0.1, 1.0,
+FP32_ROUNDING = Rounding(2.0**-23, 2.0**-21, (4, 4, 4, 4, 16, 16, 16, 16, *[64] * 24), 0.9, 0.1, 1.0,
                          "the angle of a number whose imaginary part, or both parts, are the rounding of a sum")
-"64 units are a tenth of the tolerance at fp32. Most bins of the spectrum of a tone are rounding."
+"""64 units are a tenth of the tolerance at fp32. Most bins of the spectrum of a tone are rounding. The noise is that of
+eight roundings: sums of many numbers, and programs that compute in another order, round more often than once per op."""
 FP16_ROUNDING = Rounding(2.0**-11, 2.0**-11, (1, 1, 1, 1, 2, 2, 2, 2, *[4] * 24), 0.5, 0.5, 0.25,
                          "the larger one of two numbers that are equal at fp16")
-"Four units are a tenth of the tolerance at fp16."
+"""Four units are a tenth of the tolerance at fp16. The noise is that of one rounding, of weights and constants:
+programs with fp16 are compared as they compute at float32 or float64."""
 
 
 def find_undetermined(
@@ -135,22 +135,25 @@ def find_cancelled(
 ) -> dict[str, Array]:
     """Find the elements of `names` that are zero up to rounding, and for which `found` is as close to it, by output.
 
-    The noise of an element is how far it moves in runs in which each op reads numbers that are off by a few roundings,
-    and an element that is not larger is zero up to rounding: the variance of equal numbers, and a norm of them, whose
-    small divisor enlarges their rounding. It may differ by its noise, but not by more than a small fraction of its size
-    where the numbers differ, so that a result that is all noise, as the sine of large numbers, is not excused.
+    The noise of an element is how far it moves in runs in which each op reads numbers that are off by a few roundings.
+    An element that is not larger than its noise at float32, in which torch computes, is zero up to rounding: the
+    variance of equal numbers, and a norm of them, whose small divisor enlarges their rounding. It may differ by its
+    noise at `rounding`, but not by more than a small fraction of the size of the output where the numbers differ, so
+    that a result that is all noise, as the sine of large numbers, is not excused. A small difference of large numbers
+    is not zero, though it may be as small as their rounding to fp16.
     `run_with_noise(error, seed)` runs what gave `expected` with floats that are off by this fraction. The result has no
     elements if such a run fails, as with an index that is computed from them.
     """
     wanted = {name: expected[name].astype(np.float64) for name in names if name in expected and (
         expected[name].dtype.kind == found[name].dtype.kind == "f" and expected[name].shape == found[name].shape)}
     cancelled = {name: np.zeros(value.shape, bool) for name, value in wanted.items()}
-    noise, size = ({name: np.zeros(value.shape) for name, value in wanted.items()} for _ in range(2))
+    noise, own_noise = ({name: np.zeros(value.shape) for name, value in wanted.items()} for _ in range(2))
+    size = dict.fromkeys(wanted, 0.0)
     with np.errstate(invalid="ignore"):  # infinities in both
         gaps = {name: np.abs(found[name] - value) for name, value in wanted.items()}
         differing = {name: gaps[name] > tolerance * np.max(np.abs(value), initial=0.0, where=np.isfinite(value))
                      for name, value in wanted.items()}
-    errors = [*[_ORDINARY_NOISE] * _ORDINARY_RUNS, *[_NOISE_FACTOR * rounding.error] * _NOISY_RUNS]
+    errors = [*[_ORDINARY_NOISE] * _ORDINARY_RUNS, *[FP32_ROUNDING.noise] * _OWN_RUNS, *[rounding.noise] * _NOISY_RUNS]
     for number, error in enumerate(errors if any(map(np.any, differing.values())) else ()):
         try:
             moved = run_with_noise(error, number)
@@ -159,14 +162,17 @@ def find_cancelled(
         for name in (name for name, value in wanted.items() if moved[name].shape == value.shape):
             value = np.where(np.isfinite(moved[name]), moved[name], np.nan).astype(np.float64)
             if number < _ORDINARY_RUNS:
-                size[name] = np.fmax(size[name], np.abs(value))
+                size[name] = max(size[name], float(np.max(np.abs(value), initial=0.0, where=~np.isnan(value))))
                 continue
-            noise[name] = np.fmax(noise[name], np.abs(value - wanted[name]))
-            cancelled[name] = (np.abs(wanted[name]) <= noise[name]) & (
+            moves = own_noise if number < _ORDINARY_RUNS + _OWN_RUNS else noise
+            moves[name] = np.fmax(moves[name], np.abs(value - wanted[name]))
+            cancelled[name] = (np.abs(wanted[name]) <= own_noise[name]) & (
                 gaps[name] <= np.minimum(noise[name], _MAX_CANCELLED * size[name]))
+        is_zero = [np.any(elements & (np.abs(wanted[name]) <= own_noise[name])) for name, elements in differing.items()]
+        if number + 1 >= _ORDINARY_RUNS + _OWN_RUNS and not any(is_zero):
+            break
         left = {name: elements & ~cancelled[name] for name, elements in differing.items()}
-        if not any(map(np.any, left.values())) or number + 1 >= _ORDINARY_RUNS + _NOISY_RUNS_IN_VAIN and not any(
-                np.any(elements & cancelled[name]) for name, elements in differing.items()):
+        if not any(map(np.any, left.values())):
             break
     return {name: elements for name, elements in cancelled.items() if np.any(elements & differing[name])}
 
