@@ -1,14 +1,16 @@
-"""`softplus` with a threshold, `reciprocal`, `gelu(approximate="tanh")` of torch.export, `asinh`, `acosh`.
+"""`softplus` with a threshold, `reciprocal`, `gelu(approximate="tanh")` of torch.export, `expm1`, `asinh`, `acosh`.
 
 coremltools ignores softplus' threshold, adds 1e-4 to the operand of a reciprocal, does not read the keyword of
-torch.export's gelu, and lowers `asinh` and `acosh` to ops that do not exist. They are built by
-`ir/inverse_hyperbolic.py`, in formulas that stay in the range of fp16.
+torch.export's gelu, computes expm1 as exp(x) - 1, which loses the digits of small numbers, and lowers `asinh` and
+`acosh` to ops that do not exist. These two are built by `ir/inverse_hyperbolic.py`, in formulas that stay in the range
+of fp16.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
@@ -73,6 +75,14 @@ def gelu(context: Any, node: Any) -> None:
     add_result(context, node, mb.gelu(x=inputs.self, mode=mode, name=node.name))
 
 
+@PATCH.op("expm1")
+def expm1(context: Any, node: Any) -> None:
+    """Lower expm1(self) to tanh(x / 2) * (exp(x) + 1), in which nothing cancels."""
+    x = _to_float(bind_arguments(context, node, "self").self)
+    half = mb.tanh(x=mb.mul(x=x, y=_make_number_like(0.5, x)))
+    add_result(context, node, mb.mul(x=half, y=mb.add(x=mb.exp(x=x), y=_make_number_like(1, x)), name=node.name))
+
+
 @PATCH.op("asinh")
 def asinh(context: Any, node: Any) -> None:
     """Lower asinh(self)."""
@@ -89,3 +99,7 @@ def acosh(context: Any, node: Any) -> None:
 
 def _to_float(x: Var) -> Var:
     return x if types.is_float(x.dtype) else cast_to(x, types.fp32)
+
+
+def _make_number_like(value: float, x: Var) -> Any:
+    return types.nptype_from_builtin(x.dtype)(value) if x.dtype != types.fp32 else np.float32(value)

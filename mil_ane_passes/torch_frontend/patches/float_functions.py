@@ -34,7 +34,6 @@ _FLOAT_ONLY_KINDS = (
     "erf",
     "exp",
     "exp2",
-    "expm1",
     "log",
     "log10",
     "log1p",

@@ -1044,6 +1044,16 @@ def test_every_second_channel_of_a_flexible_sequence_is_written(target: ct.targe
         np.testing.assert_allclose(found, Interleaved()(x).numpy(), atol=1e-6)
 
 
+@pytest.mark.parametrize("precision", ["float16", "float32"])
+@pytest.mark.parametrize("function", [torch.asinh, torch.expm1])
+def test_functions_keep_the_digits_of_small_numbers(function, precision):
+    x = torch.tensor([1e-3, -1e-2, 0.1, -0.2, 0.2495, -0.25, 0.2505, 0, 1, -3, -20, *[3e-6] * (precision == "float32")])
+    x = x.half().float()
+    mlmodel = convert(function, [x], precision=None if precision == "float16" else ct.precision.FLOAT32)
+    (found,) = ane.run(mlmodel, {"x0": x.numpy()}, precision=precision).values()
+    np.testing.assert_allclose(found, function(x.double()), rtol=3e-3 if precision == "float16" else 1e-6)
+
+
 def test_inverse_hyperbolic_functions_beyond_the_squares_of_fp16():
     x = torch.tensor([-6e4, -300, -255, -0.5, 0, 0.25, 1, 3, 300, 6e4])
     mlmodel = convert(lambda x: (torch.asinh(x), torch.acosh(x.abs() + 1)), [x], precision=None)
