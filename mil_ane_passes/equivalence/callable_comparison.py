@@ -14,6 +14,7 @@ from coremltools.converters.mil.mil import Program, types
 
 from ..ir.query import get_static_shape, iterate_ops
 from ..passes.contract import Exactness
+from ..utils.errors import InputError
 from .callables import Caller, Noise, RejectedSizes
 from .comparison import Accuracy, OutputDifference, describe_worst_element, to_arrays
 from .coverage import find_outputs_without_numbers
@@ -55,6 +56,9 @@ FP32_TOLERANCE = 1e-4
 "Tolerance for a program entirely in fp32, as a fraction of an output's largest value: sums in another order differ."
 FP16_TOLERANCE = 2e-2
 "The same for a program with fp16 or compressed values: fp16 rounds by up to 2**-11, and errors add up over the layers."
+_ROUNDING_FACTOR = 2
+"""How much further than torch's own float32 a program may be from torch at float64, up to the tolerance for fp16: its
+constants were computed and rounded at float32 in another order."""
 
 
 def get_default_tolerance(program: Program) -> float:
@@ -77,9 +81,10 @@ def compare_with_callable(
     `given` is as in `Caller`. An output passes if each element differs by at most `tolerance` times the largest value
     of the first side's output. Integers, bools and strings must be equal, and non-finite elements must be the same.
     Elements that rounding decides are not compared, and those that are zero up to rounding are compared within that of
-    the numbers that cancel, see `undetermined_elements`. Limits in `accuracy` replace the tolerance; then all elements
-    are compared. Raises InputError if the callable cannot be used, raises an exception,
-    or returns another number of outputs.
+    the numbers that cancel, see `undetermined_elements`. An output of a program at float32 that differs is compared
+    with the module's at float64, within the rounding of its float32, if that exceeds the tolerance. Limits in
+    `accuracy` replace the tolerance; then all elements are compared. Raises InputError if the callable cannot be used,
+    raises an exception, or returns another number of outputs.
     """
     check_runnable(program, quirks)
     name = program.default_function_name
@@ -155,29 +160,40 @@ def _compare_run(
     """Compare a run's outputs with the callable's; also return descriptions of the elements that rounding decides."""
     plan = run.plan
 
-    def call(move: Callable[[Array], Array] | None = None, noise: Noise | None = None) -> dict[str, Array]:
+    def call(
+        move: Callable[[Array], Array] | None = None, noise: Noise | None = None, at_float64: bool = False
+    ) -> dict[str, Array]:
         state = {name: plan.state[name].copy() for name in caller.states(list(plan.state))}
-        returned = caller(plan.feeds, state, move, noise)
+        returned = caller(plan.feeds, state, move, noise, at_float64=at_float64)
         return to_arrays(returned) | {f"state {name}": value for name, value in state.items()}
 
-    def judge(left_out: Mapping[str, Array]) -> list[OutputDifference]:
+    def judge(expected: Mapping[str, Array], limits: Mapping[str, float]) -> list[OutputDifference]:
         found = []
         for name, value in mine.items():
-            wanted = replace_elements(other[name], value, left_out.get(name))
-            first, second = (value, wanted) if program_first else (wanted, value)
+            first, second = (value, expected[name]) if program_first else (expected[name], value)
             found.append(limit.judge(name, first, second) if isinstance(limit, Accuracy) else
-                         compare_within_tolerance(name, first, second, limit))
+                         compare_within_tolerance(name, first, second, limits.get(name, limit)))
         return found
 
     other = call()
     mine = {name: value for name, value in run.results[precision].items() if name in other}
-    judged = judge({})
+    judged = judge(other, {})
     if all(each.passed for each in judged) or isinstance(limit, Accuracy) or any(each.reason for each in judged):
         return Case(plan.function, plan.label, precision, judged), []
-    cancelled = find_cancelled(other, mine, lambda error, seed: call(noise=(error, seed)),
-                               {each.output for each in judged if not each.passed}, rounding, limit)
+    names, notes = {each.output for each in judged if not each.passed}, []
+    limits: dict[str, float] = {}
+    if rounding is FP32_ROUNDING:
+        exact = _compute_at_float64(other, call)
+        own = {name: _measure_rounding(other[name], exact[name]) for name in names}
+        limits = {name: max(limit, min(_ROUNDING_FACTOR * share, FP16_TOLERANCE)) for name, share in own.items()}
+        names = {each.output for each in judge(exact, limits) if not each.passed} & names
+        limits = {name: share for name, share in limits.items() if name not in names}
+        other |= {name: exact[name] for name in limits}
+        notes += [f"{name} was compared with torch at float64, within {share:.1e} of the largest value, at "
+                  f"{plan.label}: torch's float32 is off by {own[name]:.1e} of it" for name, share in limits.items()]
+    cancelled = find_cancelled(other, mine, lambda error, seed: call(noise=(error, seed)), names, rounding, limit)
     other |= {name: replace_elements(other[name], mine[name], elements) for name, elements in cancelled.items()}
-    judged, notes = judge({}), [*describe_cancelled(cancelled, plan.label)]
+    judged, notes = judge(other, limits), [*notes, *describe_cancelled(cancelled, plan.label)]
     names = {each.output for each in judged if not each.passed}
     if not names:
         return Case(plan.function, plan.label, precision, judged), notes
@@ -191,11 +207,37 @@ def _compare_run(
 
     undetermined = find_undetermined(expected, found, expected, run_moved, names, rounding, limit)
     undetermined = {name: elements.reshape(other[name].shape) for name, elements in undetermined.items()}
-    again = judge(undetermined)
+    again = judge({name: replace_elements(value, mine[name], undetermined.get(name))
+                   for name, value in other.items() if name in mine}, limits)
     if not names <= undetermined.keys() or not all(each.passed for each in again):
         return Case(plan.function, plan.label, precision, judged), []
     return (Case(plan.function, plan.label, precision, again),
             [*notes, *describe_undetermined(undetermined, names, plan.label, rounding)])
+
+
+def _compute_at_float64(expected: Mapping[str, Array], call: Callable[..., Mapping[str, Array]]) -> dict[str, Array]:
+    """Return the expected outputs with the floats that the callable computes at float64.
+
+    Those that are not finite at both precisions stay, and all of them if the callable cannot be run at float64.
+    """
+    try:
+        exact = call(at_float64=True)
+    except InputError:
+        return dict(expected)
+    with np.errstate(invalid="ignore"):
+        return {name: np.where(np.isfinite(value) & np.isfinite(exact[name]), exact[name], value)
+                if value.dtype.kind == exact[name].dtype.kind == "f" and value.shape == exact[name].shape else value
+                for name, value in expected.items()}
+
+
+def _measure_rounding(rounded: Array, exact: Array) -> float:
+    """Measure the largest difference of finite elements as a fraction of the largest one; 0 if there are none."""
+    if rounded.dtype.kind != "f":
+        return 0.0
+    finite = np.isfinite(rounded) & np.isfinite(exact)
+    with np.errstate(invalid="ignore"):  # infinities in both
+        largest = float(np.max(np.abs(exact), initial=0.0, where=finite))
+        return float(np.max(np.abs(exact - rounded), initial=0.0, where=finite)) / largest if largest else 0.0
 
 
 def compare_within_tolerance(name: str, old: Array, new: Array, tolerance: float) -> OutputDifference:

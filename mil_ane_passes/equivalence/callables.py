@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -113,22 +113,22 @@ class Caller:
 
     def __call__(
         self, feeds: Mapping[str, Array], state: dict[str, Array], move: Callable[[Array], Array] | None = None,
-        noise: Noise | None = None,
+        noise: Noise | None = None, *, at_float64: bool = False,
     ) -> dict[str, Array]:
         """Return the outputs by name.
 
         Buffers of a module that have the names of states start with the values in `state`, which is updated with their
         final values; the module itself is not changed. `move` gives other numbers for the floats of the inputs and of
-        a module's parameters and buffers. `noise` is added to what each op of a torch module reads; other callables
-        ignore it. Raises InputError if the callable raises an exception, and if its results do not fit the program's
-        outputs.
+        a module's parameters and buffers. `noise` is added to what each op of a torch module reads, and `at_float64`
+        computes its float32 ops at float64; other callables ignore both. Raises InputError if the callable raises an
+        exception, and if its results do not fit the program's outputs.
         """
         arguments = {name: np.array(feeds[name]) for name in self._inputs}
         if move:
             arguments = {name: move(value) for name, value in arguments.items()}
         try:
             if self._torch is not None:
-                return self._call_module(arguments, state, move, noise)
+                return self._call_module(arguments, state, move, noise, at_float64)
             returned = self._called(arguments)
         except InputError:
             raise
@@ -275,7 +275,7 @@ class Caller:
 
     def _call_module(
         self, arguments: Mapping[str, Array], state: dict[str, Array], move: Callable[[Array], Array] | None,
-        noise: Noise | None,
+        noise: Noise | None, at_float64: bool,
     ) -> dict[str, Array]:
         torch, buffers = self._torch, self._get_buffers()
         assert torch is not None
@@ -300,7 +300,8 @@ class Caller:
                             each.copy_(torch.from_numpy(value))
                         for name in state:
                             buffers[name].copy_(torch.from_numpy(state[name]).reshape(buffers[name].shape))
-                        with _add_noise(torch, *noise) if noise else nullcontext():
+                        with (_add_noise(torch, *noise) if noise else nullcontext()), (
+                                _compute_at_float64(torch) if at_float64 else nullcontext()):
                             returned = self._called(tensors)
                     state.update({name: _to_array(buffers[name]).reshape(state[name].shape) for name in state})
                     return self._name_results(returned)  # copies: an exported module may return a buffer itself
@@ -398,8 +399,8 @@ def _define_results(torch: Any) -> Any:
 def _add_noise(torch: Any, unit: float, seed: int) -> Any:
     """Return a context in which each op reads floats that are off by one to two times `unit`, as a fraction of each.
 
-    Each element is moved by itself, also where several of what an op reads are copies of one number. Not moved are
-    what an op writes into, what it returns a view of, and numbers of rank 0 that are integers, as sizes are.
+    Each element is moved by itself, also where several of what an op reads are copies of one number. Numbers of rank 0
+    that are integers, as sizes are, are not moved.
     """
     random = torch.Generator().manual_seed(seed)
 
@@ -412,17 +413,48 @@ def _add_noise(torch: Any, unit: float, seed: int) -> Any:
         moved = value + value * step.to(value.device, step.dtype if value.is_complex() else value.dtype)
         return torch.where(torch.isfinite(moved), moved, value).to(value.dtype)
 
+    return _change_arguments(torch, move)
+
+
+@contextmanager
+def _compute_at_float64(torch: Any) -> Iterator[None]:
+    """Compute ops of float32 at float64, and those of complex64 at complex128, with the constants that ops make.
+
+    What an op writes into, and what it returns a view of, keeps its dtype, as parameters and buffers do.
+    """
+    wider = {torch.float32: torch.float64, torch.complex64: torch.complex128}
+
+    def widen(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.to(wider.get(value.dtype, value.dtype))
+        return wider.get(value, value) if isinstance(value, torch.dtype) else value
+
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(wider.get(default, default))
+    try:
+        with _change_arguments(torch, widen), torch.backends.mkldnn.flags(enabled=False):  # its LSTM rejects float64
+            yield
+    finally:
+        torch.set_default_dtype(default)
+
+
+def _change_arguments(torch: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a context in which each op reads what `change` returns for its arguments and for those in its lists.
+
+    Not changed are what an op writes into and what it returns a view of.
+    """
     def dispatch(mode: Any, function: Any, kinds: Any, given: Any = (), named: Any = None) -> Any:
         named, arguments = named or {}, getattr(getattr(function, "_schema", None), "arguments", [])
         aliased = {each.name: each.alias_info.is_write for each in arguments if each.alias_info is not None}
         if len(given) <= len(arguments) and all(aliased.values()):
-            given = [value if each.name in aliased else torch.utils._pytree.tree_map(move, value)
+            given = [value if each.name in aliased else torch.utils._pytree.tree_map(change, value)
                      for each, value in zip(arguments, given)]
-            named = {name: value if name in aliased else torch.utils._pytree.tree_map(move, value)
+            named = {name: value if name in aliased else torch.utils._pytree.tree_map(change, value)
                      for name, value in named.items()}
         return function(*given, **named)
 
-    return type("AddedNoise", (torch.utils._python_dispatch.TorchDispatchMode,), {"__torch_dispatch__": dispatch})()
+    return type("ChangedArguments", (torch.utils._python_dispatch.TorchDispatchMode,),
+                {"__torch_dispatch__": dispatch})()
 
 
 def _is_sorted(sequence: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import re
@@ -1483,6 +1484,62 @@ def test_an_op_whose_result_is_zero_up_to_rounding_is_not_blamed(lowered):
     with pytest.raises(NotEqual, match="op 'aten::tanh'"):
         checked(lambda x: torch.tanh(repeat_last(x).var(-1) * 1e3 + x[..., 0]), torch.randn(2, 3, 20),
                 compute_precision=ct.precision.FLOAT32)
+
+
+class SquaredDistances(torch.nn.Module):
+    """Squared distances from centres far from zero, whose products cancel: float32 keeps three digits."""
+
+    def __init__(self, factor=1.0):
+        super().__init__()
+        torch.manual_seed(0)
+        self.factor, self.centres = factor, torch.nn.Parameter(53 + 0.1 * torch.randn(8, 16))
+
+    def forward(self, x):
+        x = x + 53
+        squares = (x ** 2).sum(-1, keepdim=True) + (self.centres ** 2).sum(-1)
+        return self.factor * (squares - 2 * x @ self.centres.T)
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+def test_the_rounding_of_torch_at_float32_is_no_difference(frontend):
+    example = torch.randn(4, 16, generator=torch.Generator().manual_seed(1))
+    module = SquaredDistances().eval().requires_grad_(False)
+    captured_module = captured(module, (example,), frontend)
+    made = checked(module, example, frontend=frontend, compute_precision=ct.precision.FLOAT32)
+    given = module if frontend == "export" else captured_module
+    report = ane.verify(given, made)
+    assert report.equal
+    assert any(re.search(r"compared with torch at float64, within \S+e-0[34] of the largest value, at .*: torch's "
+                         r"float32 is off by", note) for note in report.notes)
+    assert ane.verify(made, given).equal
+    for factor in (0.99, 1.004, -1.0):
+        assert ane.verify(SquaredDistances(factor).eval(), made).status == "different"
+
+
+def test_float64_changes_neither_the_module_nor_the_default_dtype():
+    class Recurrent(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.layer = torch.nn.LSTM(16, 8, batch_first=True)
+            self.register_buffer("kept", torch.full((8,), 0.3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.kept.add_(1.0)
+            padded = torch.zeros(2, 5, 8)
+            padded[:, 1:] = torch.sin(40 * self.layer(x)[0])
+            return padded * self.kept[:2].sum()
+
+    module = Recurrent().eval().requires_grad_(False)
+    kept = {name: value.clone() for name, value in module.state_dict().items()}
+    x = np.random.default_rng(0).standard_normal((2, 4, 16)).astype(np.float32)
+    found = [Caller(module, ["x"], ["y"])({"x": x}, {}, at_float64=each)["y"] for each in (False, True)]
+    with torch.no_grad():
+        expected = copy.deepcopy(module).double().layer(torch.from_numpy(x).double())[0]
+    expected = torch.nn.functional.pad(torch.sin(40 * expected), (0, 0, 1, 0)).numpy() * np.float64(np.float32(1.3)) * 2
+    assert np.max(np.abs(found[0] - expected)) > 1e-6 > 1e-12 > np.max(np.abs(found[1] - expected))
+    assert torch.get_default_dtype() == torch.float32
+    assert all(torch.equal(value, kept[name]) for name, value in module.state_dict().items())
 
 
 def test_noise_changes_neither_the_module_nor_its_views():
