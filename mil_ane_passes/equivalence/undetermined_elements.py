@@ -146,34 +146,42 @@ def find_cancelled(
     """
     wanted = {name: expected[name].astype(np.float64) for name in names if name in expected and (
         expected[name].dtype.kind == found[name].dtype.kind == "f" and expected[name].shape == found[name].shape)}
-    cancelled = {name: np.zeros(value.shape, bool) for name, value in wanted.items()}
-    noise, own_noise = ({name: np.zeros(value.shape) for name, value in wanted.items()} for _ in range(2))
-    size = dict.fromkeys(wanted, 0.0)
     with np.errstate(invalid="ignore"):  # infinities in both
         gaps = {name: np.abs(found[name] - value) for name, value in wanted.items()}
         differing = {name: gaps[name] > tolerance * np.max(np.abs(value), initial=0.0, where=np.isfinite(value))
                      for name, value in wanted.items()}
-    errors = [*[_ORDINARY_NOISE] * _ORDINARY_RUNS, *[FP32_ROUNDING.noise] * _OWN_RUNS, *[rounding.noise] * _NOISY_RUNS]
-    for number, error in enumerate(errors if any(map(np.any, differing.values())) else ()):
-        try:
-            moved = run_with_noise(error, number)
-        except InputError:
+    if not any(map(np.any, differing.values())):
+        return {}
+
+    def run_and_compare(error: float, seed: int) -> Iterator[tuple[str, Array, Array]]:
+        """Yield the name, value and move of each output that keeps its shape, NaN where it is not finite."""
+        for name, value in run_with_noise(error, seed).items():
+            if name in wanted and value.shape == wanted[name].shape:
+                finite = np.where(np.isfinite(value), value, np.nan).astype(np.float64)
+                yield name, finite, np.abs(finite - wanted[name])
+
+    sizes = dict.fromkeys(wanted, 0.0)
+    own_noise, noise = ({name: np.zeros(value.shape) for name, value in wanted.items()} for _ in range(2))
+    cancelled: dict[str, Array] = {}
+    try:
+        for seed in range(_ORDINARY_RUNS):
+            for name, value, _ in run_and_compare(_ORDINARY_NOISE, seed):
+                sizes[name] = max(sizes[name], float(np.max(np.abs(value), initial=0.0, where=~np.isnan(value))))
+        for seed in range(_ORDINARY_RUNS, _ORDINARY_RUNS + _OWN_RUNS):
+            for name, _, move in run_and_compare(FP32_ROUNDING.noise, seed):
+                own_noise[name] = np.fmax(own_noise[name], move)
+        is_zero = {name: np.abs(value) <= own_noise[name] for name, value in wanted.items()}
+        if not any(np.any(elements & is_zero[name]) for name, elements in differing.items()):
             return {}
-        for name in (name for name, value in wanted.items() if moved[name].shape == value.shape):
-            value = np.where(np.isfinite(moved[name]), moved[name], np.nan).astype(np.float64)
-            if number < _ORDINARY_RUNS:
-                size[name] = max(size[name], float(np.max(np.abs(value), initial=0.0, where=~np.isnan(value))))
-                continue
-            moves = own_noise if number < _ORDINARY_RUNS + _OWN_RUNS else noise
-            moves[name] = np.fmax(moves[name], np.abs(value - wanted[name]))
-            cancelled[name] = (np.abs(wanted[name]) <= own_noise[name]) & (
-                gaps[name] <= np.minimum(noise[name], _MAX_CANCELLED * size[name]))
-        is_zero = [np.any(elements & (np.abs(wanted[name]) <= own_noise[name])) for name, elements in differing.items()]
-        if number + 1 >= _ORDINARY_RUNS + _OWN_RUNS and not any(is_zero):
-            break
-        left = {name: elements & ~cancelled[name] for name, elements in differing.items()}
-        if not any(map(np.any, left.values())):
-            break
+        for seed in range(_ORDINARY_RUNS + _OWN_RUNS, _ORDINARY_RUNS + _OWN_RUNS + _NOISY_RUNS):
+            for name, _, move in run_and_compare(rounding.noise, seed):
+                noise[name] = np.fmax(noise[name], move)
+            cancelled = {name: zeros & (gaps[name] <= np.minimum(noise[name], _MAX_CANCELLED * sizes[name]))
+                         for name, zeros in is_zero.items()}
+            if not any(np.any(elements & ~cancelled[name]) for name, elements in differing.items()):
+                break
+    except InputError:
+        return {}
     return {name: elements for name, elements in cancelled.items() if np.any(elements & differing[name])}
 
 
