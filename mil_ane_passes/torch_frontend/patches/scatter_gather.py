@@ -3,7 +3,9 @@
 torch's index may be shorter than the data along every axis except `dim`, and then covers a corner of the data. MIL's
 gather_along_axis and scatter_along_axis require equal sizes. So the corner is sliced off, and concats restore the part
 that a scatter does not change. Updates get the data's dtype, as a Python number does in torch; bools are computed as
-ints. An index of rank 0 selects one slice and keeps the axis, which coremltools drops.
+ints. An index of rank 0 selects one slice and keeps the axis, which coremltools drops. `scatter_reduce` without the
+data starts from the identity of its reduction, and returns the data where no update goes; a mean divides by the number
+of updates.
 """
 
 from __future__ import annotations
@@ -32,11 +34,12 @@ from ..lowering import (
 from ..probes import find_fault
 
 PATCH = Patch(code="TORCH141", severity=Severity.WRONG,
-              title="`scatter` of an int, indices smaller than the data and of rank 0 are rejected or miscompiled",
+              title="`scatter` of an int, without the data, and of indices smaller than it or of rank 0 is rejected or "
+                    "miscompiled",
               upstream=("none known",))
 
 _SCATTER_MODES = {None: "update", "update": "update", "add": "add", "sum": "add", "multiply": "mul", "prod": "mul",
-                  "amax": "max", "amin": "min"}
+                  "mean": "add", "amax": "max", "amin": "min"}
 
 
 @PATCH.probe
@@ -90,18 +93,17 @@ def scatter_add(context: Any, node: Any) -> None:
 def scatter_reduce(context: Any, node: Any) -> None:
     """Lower scatter_reduce(self, dim, index, src, reduce, *, include_self=True)."""
     inputs = bind_arguments(context, node, "self dim index src reduce include_self=True")
-    if not to_python(inputs.include_self, node, "include_self"):
-        raise NotConverted.at(node, "include_self=False is not supported", "scatter into the identity of the reduction")
-    _lower_scatter(context, node, inputs, inputs.src, to_python(inputs.reduce, node, "reduce"))
+    _lower_scatter(context, node, inputs, inputs.src, to_python(inputs.reduce, node, "reduce"),
+                   bool(to_python(inputs.include_self, node, "include_self")))
 
 
 def _get_source_name(node: Any) -> str:
     return "value" if "value" in (node.kwinputs or {}) else "src"
 
 
-def _lower_scatter(context: Any, node: Any, given: Any, source: Any, reduce: str | None) -> None:
-    if reduce not in _SCATTER_MODES:
-        raise NotConverted.at(node, f"reduce is {reduce!r}, expected one of {sorted(filter(None, _SCATTER_MODES))}")
+def _lower_scatter(
+    context: Any, node: Any, given: Any, source: Any, reduce: str | None, include_self: bool = True
+) -> None:
     entire, index, updates = to_tensor(given.self), cast_to(to_tensor(given.index), types.int32), to_tensor(source)
     axis = normalize_axis(to_python(given.dim, node, "dim"), entire.rank)
     data = _cast_bools_to_int(entire)
@@ -114,8 +116,26 @@ def _lower_scatter(context: Any, node: Any, given: Any, source: Any, reduce: str
     if corner is not data and not (has_static_shape(corner) and has_static_shape(data)):
         raise NotConverted.at(node, "the index may be smaller than the data, by a dynamic size",
                               "fix the sizes")
-    done = mb.scatter_along_axis(data=corner, indices=index, updates=updates, axis=axis, mode=_SCATTER_MODES[reduce])
+    start = corner if include_self else mb.fill(shape=to_size_vector(get_dims(corner)),
+                                                value=_get_identity(_SCATTER_MODES[reduce], data.dtype))
+    done = mb.scatter_along_axis(data=start, indices=index, updates=updates, axis=axis, mode=_SCATTER_MODES[reduce])
+    if reduce == "mean" or not include_self:
+        counts = mb.scatter_along_axis(
+            data=mb.fill(shape=to_size_vector(get_dims(corner)), value=np.int32(include_self)), indices=index,
+            updates=mb.fill(shape=to_size_vector(get_dims(index)), value=np.int32(1)), axis=axis, mode="add")
+        if reduce == "mean":
+            divide = mb.real_div if types.is_float(data.dtype) else mb.floor_div
+            done = divide(x=done, y=cast_to(mb.maximum(x=counts, y=np.int32(1)), data.dtype))
+        if not include_self:
+            done = mb.select(cond=mb.greater(x=counts, y=np.int32(0)), a=done, b=corner)
     add_result(context, node, cast_to(mb.identity(x=_restore_corner(done, data), name=node.name), entire.dtype))
+
+
+def _get_identity(mode: str, dtype: Any) -> Any:
+    """Return the number of which a scatter in this mode returns the update itself."""
+    made = types.nptype_from_builtin(dtype)
+    lowest, highest = (-np.inf, np.inf) if types.is_float(dtype) else (np.iinfo(made).min, np.iinfo(made).max)
+    return made({"add": 0, "mul": 1, "max": lowest, "min": highest}[mode])
 
 
 def _slice_corner(x: Var, index: Var, axis: int, node: Any) -> Var:

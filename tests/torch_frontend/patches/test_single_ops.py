@@ -669,12 +669,25 @@ def test_scatter_gather_fixed_index_of_flexible_data() -> None:
         convert(lambda x: torch.scatter(x, 1, SCATTER_GATHER_INDEX, 3), (SCATTER_GATHER_X,), flexible=(0,))
 
 
-def test_scatter_gather_refusal() -> None:
-    with pytest.raises(NotConverted, match="include_self"):
-        convert(
-            lambda x: torch.scatter_reduce(x, 1, SCATTER_GATHER_INDEX, x, "sum", include_self=False),
-            (SCATTER_GATHER_X,),
-        )
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+@pytest.mark.parametrize("include_self", [True, False])
+@pytest.mark.parametrize("reduce", ["sum", "prod", "mean", "amax", "amin"])
+def test_scatter_reduce_with_and_without_the_data(reduce: str, include_self: bool, frontend: str) -> None:
+    """As in pools over the edges of a graph: some rows get several updates, others none."""
+    index = torch.tensor([[[0, 3, 2], [3, 1, 2]]])
+    x = SCATTER_GATHER_X - 11.5
+
+    def function(x: torch.Tensor, i: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        chosen = torch.scatter_reduce(x, 1, i, x.flip(1) / 2, reduce, include_self=include_self)
+        return chosen, torch.scatter_reduce(torch.zeros(5, 3), 0, i[0], x[0], reduce, include_self=include_self)
+
+    check(function, x, index, frontend=frontend)
+    if frontend == "trace":
+        numbers = torch.tensor([[5, -3, 7], [2, 2, -9], [1, -1, 4]])
+        check(lambda n: torch.scatter_reduce(n, 1, torch.tensor([[0, 0, 2], [1, 1, 1], [2, 0, 2]]), n.flip(1), reduce,
+                                             include_self=include_self), numbers)
+        check(lambda x, i: torch.scatter_reduce(x[:1] * 0 + 3, 1, i, x[:1], reduce, include_self=include_self), x,
+              torch.tensor([[[0, 3, 2], [1, 1, 0], [1, 3, 0], [2, 2, 2]]]))
 
 
 def test_scatter_gather_a_source_larger_than_the_index() -> None:
