@@ -244,14 +244,14 @@ class FlexibleShapes(PlanRule):
             iOS 17.4 on, with the hint reshapeFrequency = infrequent, Core ML optimises again for each new shape.
     when    Each input with a dimension that is not fixed, at its first user. A package states whether its shapes are
             ranges or enumerations, a program in memory does not. Costs and latencies are those of the default shape.
-    fix     Fix the shape and pad to the largest; or enumerate the shapes (EnumeratedShapes); or make one function per
-            shape (multifunction models, iOS 18); or set the hint if the shape rarely changes.
+    fix     Fix the shape and pad to the largest; or enumerate the shapes of a range (EnumeratedShapes); or make one
+            function per shape (multifunction models, iOS 18); or set the hint if the shape rarely changes.
     """
 
     code, slug = "ANE504", "flexible-shapes"
     severity = Severity.UNSUPPORTED
     confidence = "high"
-    advice = "Fix the shape and pad to the largest one, enumerate the shapes, or make one function per shape."
+    advice = "Fix the shape and pad to the largest one, enumerate those of a range, or make one function per shape."
     evidence = (
         Vendor(
             "with range flexibility only the input's default shape is supported on the Neural Engine, others run on "
