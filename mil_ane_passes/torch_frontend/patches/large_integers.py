@@ -79,7 +79,8 @@ def lower_with_large_integers(lowering: Callable[[Any, Any], None], context: Any
 
 
 def _record(context: Any, name: str, value: Any) -> None:
-    if getattr(value, "is_meta", False) or type(value).__name__ not in ("int", "Tensor", "ndarray"):
+    if type(value) is not int and (
+            str(getattr(value, "dtype", None)) not in ("torch.int64", "int64") or getattr(value, "is_meta", False)):
         return
     array = np.asarray(value)
     if array.dtype == np.int64 and _is_large(array):
