@@ -1,7 +1,7 @@
-"""`layer_norm` whose weight or bias is computed, as by a network that predicts the scale of another one.
+"""`layer_norm` with a bias alone, or whose weight or bias is computed, as by a network that predicts another's scale.
 
-MIL's norm needs constants, so the scale and the offset are separate ops. It needs only the number of normalized axes,
-not their sizes, which `x.shape[1:]` of a script leaves to the input.
+MIL's norm needs constants, so the scale and the offset are separate ops; a constant bias needs a weight, which is one.
+It needs only the number of normalized axes, not their sizes, which `x.shape[1:]` of a script leaves to the input.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..contract import Patch
 from ..lowering import bind_arguments, cast_to, is_constant
 from ..probes import find_fault
 
-PATCH = Patch(code="TORCH189", title="`layer_norm` with a computed weight or bias is rejected",
+PATCH = Patch(code="TORCH189", title="`layer_norm` with a bias alone, or a computed weight or bias, is rejected",
               upstream=("none known",))
 
 
@@ -28,7 +28,8 @@ def probe() -> str | None:
     import torch
 
     return find_fault(lambda x: torch.nn.functional.layer_norm(x, (3,), x[0] * 2, x[1]),
-                      torch.arange(6.0).reshape(2, 3))
+                      torch.arange(6.0).reshape(2, 3)) or find_fault(
+        lambda x: torch.nn.functional.layer_norm(x, (3,), None, torch.ones(3)), torch.arange(6.0).reshape(2, 3))
 
 
 @PATCH.op("layer_norm", "native_layer_norm")
@@ -36,11 +37,14 @@ def layer_norm(context: Any, node: Any) -> None:
     """Lower layer_norm(input, normalized_shape, weight, bias, eps); with constants it is coremltools' own."""
     inputs = bind_arguments(context, node, "input normalized_shape weight=None bias=None")
     sizes = inputs.normalized_shape
-    if is_constant(inputs.weight) and is_constant(inputs.bias) and is_constant(sizes):
-        ops.layer_norm(context, node)
-        return
     plain = copy.copy(node)
     plain.inputs = list(node.inputs)
+    if is_constant(inputs.weight) and is_constant(inputs.bias) and is_constant(sizes):
+        if inputs.weight is None and inputs.bias is not None:
+            plain.inputs[2] = f"{node.name}_weight"
+            context.add(mb.const(val=np.ones_like(inputs.bias.val)), torch_name=plain.inputs[2])
+        ops.layer_norm(context, plain)
+        return
     unset = None
     if context.frontend == TorchFrontend.TORCHSCRIPT:
         unset = f"{node.name}_unset"
