@@ -316,8 +316,9 @@ _TORCH_STATE_VALUES = {
     "aten::is_grad_enabled": False,
     "aten::is_scripting": True,
     "prim::type": "cpu",
+    "prim::layout": 0,  # strided
 }
-"Queries of a script about torch or a device, and their values in a conversion."
+"Queries of a script about torch, a device or a layout, and their values in a conversion."
 _UNREAD_VALUES = {"IntType": 0, "FloatType": 0.0, "BoolType": False}
 "Values for numbers that `break` and early returns leave uninitialized, as branches of an `if` give values of one type."
 _LIST_MAKING = ("aten::add", "aten::mul", "aten::slice", "aten::list", "aten::copy")

@@ -1,9 +1,10 @@
-"""`rms_norm`, `cosine_similarity`, `mse_loss` and `cross`: torch's formulas, with torch's default arguments.
+"""`rms_norm`, norms, `cosine_similarity`, `mse_loss` and `cross`: torch's formulas, with torch's default arguments.
 
 coremltools requires all arguments, and torch.export omits those that are default. coremltools' `rms_norm` adds eps to a
 scaled mean: other values, silently, and 0/0 for a row of zeros. Here x / sqrt(mean(x^2) + eps) = (x/m) /
 sqrt(mean((x/m)^2) + eps/m^2) with m = max(1, max|x|): exact, and no square of a half-precision number overflows. A
-cosine divides by each norm, at least eps, as torch does; a cross product is slices.
+cosine divides by each norm, at least eps, as torch does; a cross product is slices. torch computes norms made of
+singular values, of constants only.
 """
 
 from __future__ import annotations
@@ -11,26 +12,34 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from coremltools.converters.mil.frontend.torch import ops
+from coremltools.converters.mil.frontend.torch.utils import TorchFrontend
 from coremltools.converters.mil.mil import Builder as mb
-from coremltools.converters.mil.mil import Var
+from coremltools.converters.mil.mil import Var, types
 
 from ...passes.severity import Severity
 from ..contract import Patch
+from ..creation import to_mil_type
 from ..errors import NotConverted
 from ..lowering import (
     add_result,
     bind_arguments,
     broadcast_to,
+    cast_to,
     get_dims,
     has_static_shape,
+    is_constant,
+    name_result,
     normalize_axis,
     promote_operands,
     to_python,
 )
 from ..probes import find_fault
+from .linear_algebra import compute_by_torch
 
 PATCH = Patch(code="TORCH119", severity=Severity.WRONG,
-              title="`rms_norm` misplaces eps, silently; `cosine_similarity`, `mse_loss`, `cross` need every argument",
+              title="`rms_norm` misplaces eps, silently; norms, `cosine_similarity`, `mse_loss`, `cross` need every "
+                    "argument",
               upstream=("https://github.com/apple/coremltools/issues/2821",))
 
 
@@ -41,7 +50,8 @@ def probe() -> str | None:
     if not hasattr(torch.nn.functional, "rms_norm"):
         return "unknown: this torch has no rms_norm"
     return find_fault(lambda x: torch.nn.functional.rms_norm(x, (4,), eps=1e-2), torch.arange(4.) / 8) \
-        or find_fault(lambda x: torch.cross(x, x + 1), torch.arange(6.).reshape(2, 3))
+        or find_fault(lambda x: torch.cross(x, x + 1), torch.arange(6.).reshape(2, 3)) \
+        or find_fault(torch.linalg.matrix_norm, torch.eye(2), exporting=True)
 
 
 @PATCH.op("rms_norm")
@@ -122,3 +132,91 @@ def _broadcast_pair(x: Var, y: Var) -> tuple[Var, Var]:
     first, second = ([other if isinstance(own, int) and own == 1 else own for own, other in zip(*pair, strict=True)]
                      for pair in (sizes, sizes[::-1]))
     return broadcast_to(x, first), broadcast_to(y, second)
+
+
+@PATCH.op("norm", "norm.scalar", "norm.scalaropt_dim", "norm.scalaropt_dtype", "norm.scalaropt_dim_dtype")
+def norm(context: Any, node: Any) -> None:
+    """Lower norm.
+
+    Overloads: (self, p=2), (self, p, *, dtype), (self, p, dim, keepdim=False), (self, p, dim, keepdim, *, dtype).
+    """
+    has_only_dtype = context.frontend == TorchFrontend.TORCHSCRIPT and len(node.inputs) == 3
+    inputs = bind_arguments(context, node, "self p=2 dtype=None" if has_only_dtype else
+                            "self p=2 dim=None keepdim=False dtype=None")
+    dim, keepdim = (None, False) if has_only_dtype else (inputs.dim, inputs.keepdim)
+    _lower_norm(context, node, inputs.self, 2 if inputs.p is None else inputs.p, dim, keepdim, inputs.dtype)
+
+
+@PATCH.op("frobenius_norm", "frobenius_norm.dim")
+def frobenius_norm(context: Any, node: Any) -> None:
+    """Lower frobenius_norm(self, dim, keepdim=False)."""
+    inputs = bind_arguments(context, node, "self dim=None keepdim=False")
+    _lower_norm(context, node, inputs.self, 2, inputs.dim, inputs.keepdim, None)
+
+
+@PATCH.op("nuclear_norm", "nuclear_norm.dim")
+def nuclear_norm(context: Any, node: Any) -> None:
+    """Lower nuclear_norm(self, dim=None, keepdim=False) of a constant."""
+    _lower_by_singular_values(context, node, context[node.inputs[0]])
+
+
+@PATCH.op("linalg_vector_norm")
+def vector_norm(context: Any, node: Any) -> None:
+    """Lower linalg_vector_norm(self, ord=2, dim=None, keepdim=False, *, dtype=None)."""
+    inputs = bind_arguments(context, node, "self ord=2 dim=None keepdim=False dtype=None")
+    _lower_norm(context, node, inputs.self, inputs.ord, inputs.dim, inputs.keepdim, inputs.dtype)
+
+
+@PATCH.op("linalg_matrix_norm", "linalg_matrix_norm.str_ord")
+def matrix_norm(context: Any, node: Any) -> None:
+    """Lower linalg_matrix_norm(self, ord="fro", dim=[-2, -1], keepdim=False, *, dtype=None)."""
+    inputs = bind_arguments(context, node, "self ord='fro' dim=[-2,-1] keepdim=False dtype=None")
+    _lower_norm(context, node, inputs.self, inputs.ord, inputs.dim, inputs.keepdim, inputs.dtype, of_matrices=True)
+
+
+@PATCH.op("linalg_norm", "linalg_norm.ord_str")
+def linalg_norm(context: Any, node: Any) -> None:
+    """Lower linalg_norm(self, ord=None, dim=None, keepdim=False, *, dtype=None).
+
+    It is a matrix norm where it has an order and two axes.
+    """
+    inputs = bind_arguments(context, node, "self ord=None dim=None keepdim=False dtype=None")
+    dim = to_python(inputs.dim, node, "dim")
+    if inputs.ord is None:
+        _lower_norm(context, node, inputs.self, 2, dim, inputs.keepdim, inputs.dtype)
+        return
+    axes = list(range(inputs.self.rank)) if dim is None else dim
+    _lower_norm(context, node, inputs.self, inputs.ord, axes, inputs.keepdim, inputs.dtype,
+                of_matrices=isinstance(axes, list) and len(axes) == 2)
+
+
+def _lower_norm(context: Any, node: Any, x: Var, order: Any, dim: Any, keepdim: Any, dtype: Any,
+                of_matrices: bool = False) -> None:
+    """Lower a norm over the axes `dim`, of which None or none are all; "fro" is the root of the sum of squares."""
+    order, dim = to_python(order, node, "ord"), to_python(dim, node, "dim")
+    keep_dims = bool(to_python(keepdim, node, "keepdim"))
+    if order == "nuc" or of_matrices and order in (2, -2):
+        _lower_by_singular_values(context, node, x)
+        return
+    x = cast_to(x, to_mil_type(dtype, node, x.dtype))
+    axes: Any = [dim] if isinstance(dim, int) else dim or None
+    if x.rank == 0:
+        x, axes, keep_dims = mb.reshape(x=x, shape=[1]), None, False
+    if of_matrices and order != "fro":
+        sums = mb.reduce_sum(x=mb.abs(x=x), axes=[axes[0 if abs(order) == 1 else 1]], keep_dims=True)
+        reduce = mb.reduce_max if order > 0 else mb.reduce_min
+        result = reduce(x=sums, axes=axes, keep_dims=keep_dims, name=node.name)
+    elif order == 0:  # the number of elements that are not 0, which is a float
+        counted = cast_to(mb.not_equal(x=x, y=types.nptype_from_builtin(x.dtype)(0)), types.int32)
+        result = name_result(cast_to(mb.reduce_sum(x=counted, axes=axes, keep_dims=keep_dims), x.dtype), node, x)
+    else:
+        result = ops._vector_norm(x=x, order=2 if order == "fro" else order, dim=axes, keep_dims=keep_dims,
+                                  name=node.name)
+    add_result(context, node, result)
+
+
+def _lower_by_singular_values(context: Any, node: Any, x: Var) -> None:
+    if not is_constant(x):
+        raise NotConverted.at(node, "is a norm made of singular values, which Core ML cannot compute",
+                              "use another order, such as 'fro', or compute it outside of the model")
+    compute_by_torch(context, node)
