@@ -147,7 +147,9 @@ def _run_script(model: Any, given: Any, arguments: Sequence[Any]) -> tuple[Any, 
     import torch
     from coremltools.converters.mil.frontend.torch.torchscript_utils import _expand_and_optimize_ir
 
-    graph, _, _ = _expand_and_optimize_ir(model)
+    from .functional.bool_operands import replace_bool_operands
+
+    graph, _, _ = _expand_and_optimize_ir(replace_bool_operands(model))
     names = _map_in_place_names(graph, model)
     kinds = {path: getattr(part, "original_name", type(part).__name__) for path, part in model.named_modules()}
     own = len(list(graph.outputs()))

@@ -3,6 +3,7 @@
 MIL's functions support floats only, and coremltools passes operands on unchanged: most functions fail, `log` and
 `logsumexp` of ints convert to other values. torch computes such a function of ints in its default float dtype, fp32,
 and rounding ints is a no-op. Here coremltools' own lowering receives the operands as floats.
+`one_hot` of ints without `num_classes`, which the values determine, is rejected with this reason.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from coremltools.converters.mil.mil import Var, types
 
 from ...passes.severity import Severity
 from ..contract import Patch
-from ..lowering import add_result, bind_arguments, cast_to, name_result, to_python, to_tensor
+from ..errors import NotConverted
+from ..lowering import add_result, bind_arguments, cast_to, is_constant, name_result, to_python, to_tensor
 from ..probes import find_fault, is_lowered_by_coremltools
 
 PATCH = Patch(code="TORCH116", severity=Severity.WRONG,
@@ -43,6 +45,7 @@ _FLOAT_ONLY_KINDS = (
     "sigmoid",
     "sin",
     "sinh",
+    "softmax",
     "sqrt",
     "tan",
     "tanh",
@@ -108,3 +111,22 @@ def relu(context: Any, node: Any) -> None:
         _TORCH_OPS_REGISTRY.name_to_func_mapping["relu"](context, node)
     else:
         add_result(context, node, mb.maximum(x=x, y=0, name=node.name))
+
+
+@PATCH.op("relu6")
+def relu6(context: Any, node: Any) -> None:
+    """Lower relu6(self)."""
+    x = to_tensor(bind_arguments(context, node, "self").self)
+    if types.is_float(x.dtype):
+        _TORCH_OPS_REGISTRY.name_to_func_mapping["relu6"](context, node)
+    else:
+        add_result(context, node, mb.minimum(x=mb.maximum(x=cast_to(x, types.int32), y=0), y=6, name=node.name))
+
+
+@PATCH.op("one_hot")
+def one_hot(context: Any, node: Any) -> None:
+    """Lower one_hot(self, num_classes=-1); raise NotConverted where the values determine the number of classes."""
+    count = bind_arguments(context, node, "self num_classes=-1").num_classes
+    if is_constant(count) and to_python(count, node, "num_classes") == -1:
+        raise NotConverted.at(node, "computes the number of classes from the values", "give num_classes")
+    _TORCH_OPS_REGISTRY.name_to_func_mapping["one_hot"](context, node)

@@ -20,6 +20,7 @@ from ...utils.text_format import escape_text
 from ..contract import Patch
 from ..errors import NotConverted, describe_node_location
 from ..functional import functionalize_graph, hoist_attributes, name_attributes_once, write_complex_constants
+from ..functional.bool_operands import replace_bool_operands
 from ..functional.functionalization import LOSE_ATTRIBUTE, UPDATE_ATTRIBUTE
 from ..functional.specialization import specialize_graph
 from ..probes import find_fault
@@ -53,7 +54,7 @@ def probe() -> str | None:
 @PATCH.replace_function(_GRAPH_MODULE, "_expand_and_optimize_ir")
 def expand_and_optimize_ir(host: Callable[..., Any], torchscript: Any) -> Any:
     """Make coremltools' inlined graph, specialized for the module and its inputs, without in-place writes."""
-    graph, parameters, buffers = host(torchscript)
+    graph, parameters, buffers = host(replace_bool_operands(torchscript))
     specialize_graph(graph, torchscript, parameters)
     write_complex_constants(graph)
     hoist_attributes(graph)

@@ -19,7 +19,17 @@ from mil_ane_passes import torch_frontend
 from mil_ane_passes.ir.query import is_opaque
 from mil_ane_passes.torch_frontend import NotConverted, patched
 
-from ..checks import FRONTENDS, captured, check, check_read_by_coremltools, convert, input_types, outputs, silence
+from ..checks import (
+    FRONTENDS,
+    captured,
+    check,
+    check_read_by_coremltools,
+    convert,
+    convert_captured,
+    input_types,
+    outputs,
+    silence,
+)
 
 torch.manual_seed(0)
 
@@ -1073,3 +1083,31 @@ def test_inverse_hyperbolic_functions_beyond_the_squares_of_fp16():
     found = ane.run(mlmodel, {"x0": x.numpy()}, precision="float16").values()
     for one, expected in zip(found, (torch.asinh(x), torch.acosh(x.abs() + 1)), strict=True):
         np.testing.assert_allclose(one, expected, rtol=3e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+@pytest.mark.parametrize("x", [torch.tensor([[-7, 0, 5]], dtype=torch.int32), torch.tensor([[-1.5, 0, 2]])],
+                         ids=["ints", "floats"])
+def test_python_bools_as_operands(x: torch.Tensor, frontend: str) -> None:
+    def model(x: torch.Tensor) -> list[torch.Tensor]:
+        return [x + True, True + x, x * True, x * False, torch.add(x, True, alpha=2), x / True, x + 1]
+
+    check(model, x, frontend=frontend)
+
+
+def test_a_bool_that_is_added_to_a_mask_is_rejected() -> None:
+    with pytest.raises(NotConverted, match=r"op 'aten::add' \(.*\.py:\d+\): .*Python bool.*; write 1 for True"):
+        convert(lambda x: ((x > 0) + True).float(), [torch.ones(2)])
+
+
+def test_the_bool_of_a_trace_stays_in_the_model_of_the_user() -> None:
+    program = captured(lambda x: x + True, [torch.ones(2)], "trace")
+    before = str(program.graph)
+    convert_captured(program, [torch.ones(2)], "trace")
+    assert str(program.graph) == before
+
+
+def test_one_hot_without_the_number_of_classes_is_rejected() -> None:
+    with pytest.raises(NotConverted, match=r"op 'one_hot' \(.*\.py:\d+\): .*number of classes.*; give num_classes"):
+        convert(lambda x: F.one_hot(x.long()), [torch.tensor([0, 2, 1], dtype=torch.int32)])
+    check(lambda x: F.one_hot(x.long(), 4), torch.tensor([0, 2, 1], dtype=torch.int32))

@@ -443,6 +443,10 @@ def float_functions_ints_stay_ints(x: torch.Tensor) -> torch.Tensor:
 
 add_case("float functions floats are left to the host",
     lambda x: torch.sqrt(x) + torch.floor(x) + torch.relu(x - 2) + torch.round(x), FLOAT_FUNCTIONS_X / 2)
+add_case("float functions softmax of ints", lambda x: (x.softmax(1, dtype=torch.float32),
+                                                            x.relu().softmax(-1, dtype=torch.float32)),
+    FLOAT_FUNCTIONS_X, frontends=TRACE_AND_EXPORT)
+add_case("float functions relu6 of ints", lambda x: F.relu6(x * 3 - 4), FLOAT_FUNCTIONS_X, frontends=TRACE_AND_EXPORT)
 add_case("float functions round to decimals",
     lambda x: torch.round(x, decimals=2) + torch.round(x, decimals=-1) + torch.round(x), torch.rand(9) * 40 - 20,
     frontends=TRACE_AND_EXPORT)
