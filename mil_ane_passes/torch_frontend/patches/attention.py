@@ -1,9 +1,12 @@
-"""`scaled_dot_product_attention` with completely masked rows, and with grouped heads.
+"""`scaled_dot_product_attention` with completely masked rows, with large scores, and with grouped heads.
 
 Where a row of the mask allows no key (the padding of a prompt padded on the left), torch returns zeros. coremltools
 adds -30000 to every score of such a row, which then averages all values; a mask of -inf makes it NaN. Here the rows of
 a boolean mask, as 0 or 1, multiply coremltools' result, which is exact: all other rows are multiplied by 1. For a float
 mask, a select replaces rows of -inf by zeros.
+
+In fp32 a score can be more than 30000 above another, and a key that coremltools masks then counts. Here a boolean mask
+adds -1e38, beside which no score counts, and which is -30000 in fp16.
 
 `enable_gqa` (fewer heads of keys and values than of queries) is ignored by coremltools, which then cannot broadcast.
 Here each such head is repeated, as torch defines it.
@@ -14,9 +17,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import coremltools as ct
 import numpy as np
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
+from coremltools.converters.mil.mil.block import is_current_opset_version_compatible_with
 
 from ...passes.severity import Severity
 from ..contract import Patch
@@ -26,19 +31,25 @@ from ..probes import find_fault
 
 PATCH = Patch(
     code="TORCH104", severity=Severity.WRONG,
-    title="attention averages all values where torch returns zeros (entirely masked rows); `enable_gqa` is ignored",
+    title="attention averages all values where torch returns zeros (entirely masked rows), and counts masked keys "
+          "beside large scores; `enable_gqa` is ignored",
     upstream=("https://github.com/apple/coremltools/pull/2855",),
 )
 _OP_KIND = "scaled_dot_product_attention"
-_MASK_VALUE = -3e4  # what coremltools adds, far below any score and within fp16
+_MASK_VALUE, _FP16_MASK_VALUE = -1e38, -3e4
+"""What is added to hide a key: scores of fp32 are lost beside the first, which TORCH114 turns into the second in fp16.
+
+Both are finite with a score added, so that no row is NaN.
+"""
 
 
 @PATCH.probe
 def probe() -> str | None:
     import torch
 
-    return find_fault(lambda x: torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=x > 1),
-                      torch.tensor([[0., 1], [2, 3]]))
+    x, attend = torch.tensor([[0., 1], [2, 3]]), torch.nn.functional.scaled_dot_product_attention
+    return find_fault(lambda x: attend(x, x, x, attn_mask=x > 1), x) or find_fault(
+        lambda x: attend(x, x, x, is_causal=True), 1e3 * x)
 
 
 @PATCH.op(_OP_KIND)
@@ -54,7 +65,8 @@ def lower_attention(context: Any, node: Any) -> None:
     mask = inputs.attn_mask
     if to_python(inputs.is_causal, node, "is_causal"):
         mask = _make_causal_mask(inputs.query, key)
-    mask, rows = _prepare_mask(mask, inputs.query.dtype)
+    takes_bools = inputs.scale is None and is_current_opset_version_compatible_with(ct.target.iOS18)
+    mask, rows = _prepare_mask(mask, inputs.query.dtype, takes_bools)
     if rows is None:
         _lower_with_coremltools(context, node, inputs, key, value, mask, node.name)
         return
@@ -65,19 +77,30 @@ def lower_attention(context: Any, node: Any) -> None:
         add_result(context, node, mb.mul(x=found, y=rows, name=node.name))
 
 
-def _prepare_mask(mask: Var | None, dtype: Any) -> tuple[Var | None, Var | None]:
+def make_additive_mask(allowed: Var, flags: Var) -> Var:
+    """Return 0 where the bools `allowed` are true, and elsewhere a finite number that outweighs all scores.
+
+    `flags` are these bools as 0 and 1 of the dtype of the scores.
+    """
+    value = _FP16_MASK_VALUE if flags.dtype == types.fp16 else _MASK_VALUE
+    # of a select, MIL infers the shape from its numbers alone, which cannot both be scalars
+    zero = mb.sub(x=flags, y=_to_numpy_scalar(1, flags.dtype))
+    return mb.select(cond=allowed, a=zero, b=_to_numpy_scalar(value, flags.dtype))
+
+
+def _prepare_mask(mask: Var | None, dtype: Any, takes_bools: bool) -> tuple[Var | None, Var | None]:
     """Return the mask to add, and which of its rows allow any key.
 
-    The latter is None (all rows do), 0 and 1, or for float masks bools.
+    The latter is None (all rows do), 0 and 1, or for float masks bools. With `takes_bools`, coremltools' lowering makes
+    an op that masks by bools.
     """
     if mask is None:
         return None, None
     if mask.dtype == types.bool:
+        flags = cast_to(mask, dtype)
         if mask.val is not None and np.all(np.any(mask.val, axis=-1)):
-            return mask, None
-        through = cast_to(mask, dtype)
-        return (mb.mul(x=mb.sub(x=_to_numpy_scalar(1, dtype), y=through), y=_to_numpy_scalar(_MASK_VALUE, dtype)),
-                mb.reduce_max(x=through, axes=[-1], keep_dims=True))
+            return mask if takes_bools else make_additive_mask(mask, flags), None
+        return make_additive_mask(mask, flags), mb.reduce_max(x=flags, axes=[-1], keep_dims=True)
     if mask.val is not None and np.all(np.any(mask.val > -np.inf, axis=-1)):
         return mask, None
     highest = mb.reduce_max(x=mask, axes=[-1], keep_dims=True)

@@ -24,6 +24,7 @@ from ..lowering import (
     to_python,
     to_size_vector,
 )
+from .attention import make_additive_mask
 
 PATCH = Patch(code="TORCH147",
               title="the fast paths of `nn.TransformerEncoderLayer` and `nn.MultiheadAttention` are not implemented",
@@ -113,10 +114,10 @@ def _compute_attention(node: Any, given: Any, *given_to: Var) -> tuple[Var, Var]
 
 
 def _read_mask(node: Any, given: Any) -> Var | None:
-    """Return the mask as 1 where attention is masked, of a rank that broadcasts with the scores."""
+    """Return the mask as bools that are true where attention is masked, of a rank that broadcasts with the scores."""
     if given.mask is None:
         return None
-    mask = cast_to(cast_to(given.mask, types.bool), types.fp32)
+    mask = cast_to(given.mask, types.bool)
     kind = to_python(given.mask_type, node, "mask_type")
     if kind not in (0, 1, 2):
         raise NotConverted.at(node, f"mask_type is {kind!r}, expected 0, 1 or 2")
@@ -124,12 +125,10 @@ def _read_mask(node: Any, given: Any) -> Var | None:
 
 
 def _compute_masked_softmax(scores: Var, hidden: Var | None) -> Var:
-    """Compute the masked softmax with finite numbers only.
-
-    -30000 masks as well as -inf does, and the product sets a completely masked row to zero.
-    """
+    """Compute the masked softmax with finite numbers only: the product sets a completely masked row to zero."""
     if hidden is None:
         return mb.softmax(x=scores, axis=-1)
-    text = mb.sub(x=np.float32(1), y=hidden)
-    weights = mb.softmax(x=mb.add(x=scores, y=mb.mul(x=hidden, y=np.float32(-3e4))), axis=-1)
-    return mb.mul(x=weights, y=text)
+    allowed = mb.logical_not(x=hidden)
+    flags = cast_to(allowed, scores.dtype)
+    weights = mb.softmax(x=mb.add(x=scores, y=make_additive_mask(allowed, flags)), axis=-1)
+    return mb.mul(x=weights, y=flags)

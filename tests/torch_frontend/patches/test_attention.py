@@ -52,6 +52,52 @@ def test_a_mask_of_the_whole_batch_in_half_precision_is_finite(target):
     assert (found[1, :, 1] == 0).all()
 
 
+def _by_a_computed_mask(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    return scaled_dot_product_attention(q, k, k, attn_mask=k[..., :5] > 0)
+
+
+def _by_a_computed_mask_and_scale(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    return scaled_dot_product_attention(q, k, k, attn_mask=k[..., :5] > 0, scale=1.0)
+
+
+def _causal(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    return scaled_dot_product_attention(q, k, k, is_causal=True)
+
+
+def _by_a_constant(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    return scaled_dot_product_attention(q, k, k, attn_mask=torch.ones(5, 5).tril() > 0)
+
+
+def _by_a_constant_and_scale(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    return scaled_dot_product_attention(q, k, k, attn_mask=torch.ones(5, 5).tril() > 0, scale=1.0)
+
+
+def _by_a_constant_with_an_empty_row(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    return scaled_dot_product_attention(q, k, k, attn_mask=torch.ones(5, 5).tril(-1) > 0)
+
+
+@pytest.mark.parametrize("size", [1e2, 1e6, 1e16])
+@pytest.mark.parametrize("frontend", ["trace", "script", "export"])
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("model", [_by_a_computed_mask, _by_a_computed_mask_and_scale, _causal, _by_a_constant,
+                                   _by_a_constant_and_scale, _by_a_constant_with_an_empty_row])
+def test_masked_keys_do_not_count_beside_large_scores(model, target, frontend, size):
+    generator = torch.Generator().manual_seed(1)
+    q, k = torch.randn(2, 2, 4, 5, 8, generator=generator) * size
+    check(model, q, k, frontend=frontend, target=target)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("model", [_by_a_computed_mask, _causal, _by_a_constant, _by_a_constant_with_an_empty_row])
+def test_masked_keys_do_not_count_in_half_precision(model, target):
+    generator = torch.Generator().manual_seed(1)
+    q, k = (torch.randn(2, 2, 4, 5, 16, generator=generator) * 8).round()  # whose scores are numbers of fp16
+    k[..., 1, :5] = -abs(k[..., 1, :5])  # hides a whole row
+    mlmodel = convert(model, (q, k), target=target, precision=ct.precision.FLOAT16)
+    (found,) = outputs(mlmodel, (q, k), "float16")
+    torch.testing.assert_close(torch.from_numpy(found).float(), model(q, k), rtol=1e-2, atol=1e-2)
+
+
 @pytest.mark.parametrize("frontend", ["trace", "export"])
 @pytest.mark.parametrize("target", TARGETS)
 def test_grouped_heads(frontend, target):
@@ -64,7 +110,7 @@ def test_grouped_heads(frontend, target):
 @pytest.mark.parametrize("target", TARGETS)
 def test_causal_of_a_flexible_length(target):
     check(lambda q: scaled_dot_product_attention(q, q, q, is_causal=True), Q, flexible=(2,), target=target,
-          at=[(torch.randn(2, 4, 7, 8),)])
+          at=[(torch.randn(2, 4, 7, 8),), (torch.randn(2, 4, 7, 8) * 1e3,)])
 
 
 def test_dropout_is_refused():

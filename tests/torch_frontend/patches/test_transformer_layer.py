@@ -48,6 +48,17 @@ def test_attention(masks: dict[str, torch.Tensor], average: bool) -> None:
         check(attend, X)
 
 
+@pytest.mark.parametrize("size", [1e2, 1e6, 1e15])
+@pytest.mark.parametrize("masks", [{"attn_mask": CAUSAL}, {"key_padding_mask": PADDED},
+                                   {"attn_mask": CAUSAL, "key_padding_mask": PADDED[:1].expand(2, 5)}],
+                         ids=["causal", "padding", "both"])
+def test_masked_keys_do_not_count_beside_large_scores(masks: dict[str, torch.Tensor], size: float) -> None:
+    attention = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval().requires_grad_(False)
+    x = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(3)) * size
+    with torch.no_grad():
+        check(lambda x: attention(x, x, x, **masks)[1], x)
+
+
 @pytest.mark.parametrize("frontend", ["trace", "export"])
 def test_attention_without_weights(frontend: str) -> None:
     attention = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval().requires_grad_(False)
