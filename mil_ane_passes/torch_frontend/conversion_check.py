@@ -572,6 +572,7 @@ def _find_differing_outputs(
 
 def _find_largest_difference(one: Array, other: Array) -> float:
     """Return the largest difference of finite elements; 0 if there are none."""
+    one, other = one.astype(np.float64), other.astype(np.float64)  # bools have no difference, that of uint8 wraps
     with np.errstate(invalid="ignore"):  # infinities in both
         return float(np.max(np.abs(one - other), initial=0.0, where=np.isfinite(one) & np.isfinite(other)))
 

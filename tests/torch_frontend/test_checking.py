@@ -618,6 +618,33 @@ def test_a_lowering_that_is_wrong_for_rare_numbers_is_found(lowered, kind, funct
         checked(model, example, compute_precision=ct.precision.FLOAT32)
 
 
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+def test_wrong_bools_are_not_equal(lowered, frontend):
+    lowered("logical_not", lambda x: mb.less(x=x, y=-1e9))
+    with pytest.raises(NotEqual, match="op .aten.*logical_not.* differs: "):
+        checked(torch.logical_not, torch.randn(8, 16).round(), frontend=frontend,
+                compute_precision=ct.precision.FLOAT32)
+
+
+class Waves(torch.nn.Module):
+    """Signs as 2 and 3 of waves so short that moving the pitch by its rounding moves them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("pitch", torch.tensor(0.1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.abs(torch.where(torch.sin(x * self.pitch * 1e9) > 0, 3.0, 2.0)).to(torch.uint8)
+
+
+def test_small_integers_do_not_wrap_in_what_rounding_explains(lowered):
+    """Rounding moves the numbers by 1, of which a difference of uint8 may be 255, and the lowering by 100."""
+    lowered("abs", lambda x: mb.add(x=x, y=100.0))
+    with pytest.raises(NotEqual) as error:
+        checked(Waves().eval(), torch.randn(8, 16), compute_precision=ct.precision.FLOAT32)
+    assert "rounding decides it" not in str(error.value)
+
+
 @pytest.mark.parametrize("size", [7, 16])
 def test_rows_whose_keys_are_all_hidden_are_not_drawn(size):
     """Scores near -1e4 have three digits left: any other order of sums before them is a difference."""
