@@ -134,7 +134,7 @@ def _broadcast_pair(x: Var, y: Var) -> tuple[Var, Var]:
     return broadcast_to(x, first), broadcast_to(y, second)
 
 
-@PATCH.op("norm", "norm.scalar", "norm.scalaropt_dim", "norm.scalaropt_dtype", "norm.scalaropt_dim_dtype")
+@PATCH.op("norm", "norm.scalaropt_dim", "norm.scalaropt_dtype", "norm.scalaropt_dim_dtype")
 def norm(context: Any, node: Any) -> None:
     """Lower norm.
 
