@@ -17,7 +17,7 @@ from ..utils.option_spelling import format_option
 from ..utils.text_format import add_article
 from .execution import Plan
 
-__all__ = ["Caller", "MODE_ARGUMENTS", "Noise", "RejectedSizes", "is_callable_side", "iterate_training_ops"]
+__all__ = ["Caller", "MODE_ARGUMENTS", "Noise", "RejectedSizes", "is_callable_side", "iterate_training_ops", "to_array"]
 
 Array = np.ndarray[Any, Any]
 Noise = tuple[float, int]
@@ -288,7 +288,7 @@ class Caller:
         tensors = {name: tensor.to(device, chosen[name]) for name, tensor in tensors.items()}
         saved = [(buffer, buffer.clone()) for buffer in self._given.buffers()]
         moved = [] if move is None else [
-            (each, move(_to_array(each))) for each in owned if each.is_floating_point() and not each.is_inference()
+            (each, move(to_array(each))) for each in owned if each.is_floating_point() and not each.is_inference()
             and type(each.data) is torch.Tensor]  # a quantized one can be read alone
         saved += [(each, each.clone()) for each, _ in moved]
 
@@ -303,7 +303,7 @@ class Caller:
                         with (_add_noise(torch, *noise) if noise else nullcontext()), (
                                 _compute_at_float64(torch) if at_float64 else nullcontext()):
                             returned = self._called(tensors)
-                    state.update({name: _to_array(buffers[name]).reshape(state[name].shape) for name in state})
+                    state.update({name: to_array(buffers[name]).reshape(state[name].shape) for name in state})
                     return self._name_results(returned)  # copies: an exported module may return a buffer itself
                 finally:
                     for tensor, value in saved:
@@ -356,7 +356,7 @@ class Caller:
         return {name: self._to_plain_array(value) for name, value in zip(self._outputs, found)}
 
     def _to_plain_array(self, value: Any) -> Array:
-        array = _to_array(value)
+        array = to_array(value)
         if array.dtype.kind not in "biufUS":
             raise InputError(f"the callable {self.name} returned {add_article(type(value).__name__)}; expected "
                              "tensors, arrays or numbers; several in a tuple, list or dictionary")
@@ -560,11 +560,11 @@ def _iterate_leaves(returned: Any) -> Iterator[Any]:
         yield returned
 
 
-def _to_array(value: Any) -> Array:
+def to_array(value: Any) -> Array:
     """Convert a tensor (of any device, dtype and gradient), or anything numpy accepts, to an array that owns its
     memory."""
     if hasattr(value, "detach"):
-        value = value.detach().cpu()
+        value = value.detach().cpu().resolve_conj().resolve_neg()
         value = (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy()
     return np.array(value)
 

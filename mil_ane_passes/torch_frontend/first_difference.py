@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..equivalence.callable_comparison import FP32_TOLERANCE, compare_within_tolerance
-from ..equivalence.callables import Noise
+from ..equivalence.callables import Noise, to_array
 from ..equivalence.comparison import OutputDifference
 from ..equivalence.undetermined_elements import FP32_ROUNDING, find_cancelled, replace_elements
 from ..utils.errors import InputError
@@ -166,7 +166,7 @@ def _run_script(model: Any, given: Any, arguments: Sequence[Any]) -> tuple[Any, 
     returned = torch._C._create_function_from_graph("forward", graph)(model._c, *arguments)
     returned = returned if own + len(parts) > 1 else (returned,)
     for part, tensor in zip(parts, returned[own:], strict=True):
-        part.value = tensor.detach().cpu().numpy()
+        part.value = to_array(tensor)
     return returned[:own], iter(parts)
 
 
@@ -240,7 +240,7 @@ def _run_exported(model: Any, given: Any, arguments: Sequence[Any]) -> tuple[Any
     def run_node(interpreter: Any, node: Any) -> Any:
         result = torch.fx.Interpreter.run_node(interpreter, node)
         if node.op == "call_function" and isinstance(result, torch.Tensor):
-            parts.append(_make_exported_value(node, result.detach().cpu().numpy().copy()))
+            parts.append(_make_exported_value(node, to_array(result)))
         return result
 
     watching = type("Watching", (torch.fx.Interpreter,), {"run_node": run_node})
