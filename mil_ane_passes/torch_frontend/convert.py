@@ -99,11 +99,17 @@ def _convert_torch_model(given: inspect.BoundArguments, check: bool, samples: Us
     """Convert with the patched frontend, and check the result if requested."""
     inputs = _copy_arguments(given)
     with patched(), locate_failures(inputs.arguments.get("minimum_deployment_target")):
-        if not check:
-            return ct.convert(*inputs.args, **inputs.kwargs)
-        from .conversion_check import convert_and_check
+        if check:
+            from .conversion_check import convert_and_check
 
-        return convert_and_check(inputs, samples)
+            made = convert_and_check(inputs, samples)
+        else:
+            made = ct.convert(*inputs.args, **inputs.kwargs)
+    program = getattr(made, "_mil_program", None)
+    if program is not None and not all(function.outputs for function in program.functions.values()):
+        raise InputError("the model returns no tensor, and Core ML loads no model without outputs; expected one or "
+                         "more (is a return statement missing in its forward?)")
+    return made
 
 
 def _copy_arguments(given: inspect.BoundArguments) -> inspect.BoundArguments:

@@ -18,6 +18,7 @@ import mil_ane_passes as ane
 from mil_ane_passes.ir.query import iterate_ops
 from mil_ane_passes.torch_frontend import NotConverted, active, decomposition
 from mil_ane_passes.torch_frontend.convert import is_from_torch
+from mil_ane_passes.utils.errors import InputError
 from tests.without_torch import without_torch
 
 from .checks import captured, input_types, outputs
@@ -357,3 +358,16 @@ def test_inputs_of_other_sources_are_left_as_they_are(monkeypatch):
     inputs = [ct.TensorType(name="x", shape=(3, 4))]
     ane.convert("model.pb", inputs=inputs, source="tensorflow")
     assert inputs[0].name == "x"
+
+
+@pytest.mark.parametrize("frontend", ["script", "export"])
+@pytest.mark.parametrize("check", [False, True])
+def test_a_model_without_outputs_is_rejected(frontend, check):
+    class Forgets(torch.nn.Module):
+        def forward(self, x: torch.Tensor):
+            x * 2
+
+    model = captured(Forgets().eval(), (torch.randn(2, 3),), frontend)
+    inputs = input_types((torch.randn(2, 3),)) if frontend == "script" else None
+    with pytest.raises(InputError, match="returns no tensor.* expected one or more .is a return statement missing"):
+        ane.convert(model, inputs=inputs, check=check, minimum_deployment_target=ct.target.iOS16, skip_model_load=True)
