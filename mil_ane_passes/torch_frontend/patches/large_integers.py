@@ -99,7 +99,7 @@ def _iterate_large(context: Any, node: Any) -> Iterator[tuple[int | str, NDArray
     for place, given in (*enumerate(node.inputs), *named.items()):
         if isinstance(given, str) and given in known:
             yield place, known[given]
-        elif type(given) is int and _LIMITS.max < abs(given) < 2**63 and given != _LIMITS.min:
+        elif type(given) is int and -(2**63) <= given < 2**63 and _is_large(np.array(given)):
             yield place, np.array(given)
 
 
