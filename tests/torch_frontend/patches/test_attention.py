@@ -76,6 +76,7 @@ def _by_a_constant_with_an_empty_row(q: torch.Tensor, k: torch.Tensor) -> torch.
     return scaled_dot_product_attention(q, k, k, attn_mask=torch.ones(5, 5).tril(-1) > 0)
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("size", [1e2, 1e6, 1e16])
 @pytest.mark.parametrize("frontend", ["trace", "script", "export"])
 @pytest.mark.parametrize("target", TARGETS)

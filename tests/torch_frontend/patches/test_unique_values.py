@@ -27,6 +27,7 @@ def unique_consecutive(x: torch.Tensor) -> list[torch.Tensor]:
     return [values, inverse, counts, torch.unique_consecutive(x[0])]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("precision", [ct.precision.FLOAT32, ct.precision.FLOAT16], ids=["fp32", "fp16"])
 @pytest.mark.parametrize("frontend", ["trace", "export"])
 @pytest.mark.parametrize("numbers", COUNTED, ids=["floats", "equal", "ints"])
