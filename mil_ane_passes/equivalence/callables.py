@@ -420,7 +420,8 @@ def _add_noise(torch: Any, unit: float, seed: int) -> Any:
 def _compute_at_float64(torch: Any) -> Iterator[None]:
     """Compute ops of float32 at float64, and those of complex64 at complex128, with the constants that ops make.
 
-    What an op writes into, and what it returns a view of, keeps its dtype, as parameters and buffers do.
+    What an op writes into, and what it returns a view of, keeps its dtype, as parameters and buffers do. torch's
+    default dtype, which all threads share, is not changed.
     """
     wider = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 
@@ -429,19 +430,17 @@ def _compute_at_float64(torch: Any) -> Iterator[None]:
             return value.to(wider.get(value.dtype, value.dtype))
         return wider.get(value, value) if isinstance(value, torch.dtype) else value
 
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(wider.get(default, default))
-    try:
-        with _change_arguments(torch, widen), torch.backends.mkldnn.flags(enabled=False):  # its LSTM rejects float64
-            yield
-    finally:
-        torch.set_default_dtype(default)
+    with _change_arguments(torch, widen, widen), torch.backends.mkldnn.flags(enabled=False):  # its LSTM rejects float64
+        yield
 
 
-def _change_arguments(torch: Any, change: Callable[[Any], Any]) -> Any:
+def _change_arguments(
+    torch: Any, change: Callable[[Any], Any], change_result: Callable[[Any], Any] = lambda value: value
+) -> Any:
     """Return a context in which each op reads what `change` returns for its arguments and for those in its lists.
 
-    Not changed are what an op writes into and what it returns a view of.
+    Not changed are what an op writes into and what it returns a view of. `change_result` is applied to the results of
+    the other ops.
     """
     def dispatch(mode: Any, function: Any, kinds: Any, given: Any = (), named: Any = None) -> Any:
         named, arguments = named or {}, getattr(getattr(function, "_schema", None), "arguments", [])
@@ -451,7 +450,8 @@ def _change_arguments(torch: Any, change: Callable[[Any], Any]) -> Any:
                      for each, value in zip(arguments, given)]
             named = {name: value if name in aliased else torch.utils._pytree.tree_map(change, value)
                      for name, value in named.items()}
-        return function(*given, **named)
+        made = function(*given, **named)
+        return made if aliased else torch.utils._pytree.tree_map(change_result, made)
 
     return type("ChangedArguments", (torch.utils._python_dispatch.TorchDispatchMode,),
                 {"__torch_dispatch__": dispatch})()
