@@ -5,12 +5,14 @@ float next, or wraps it around (torch.export), and takes 2**63 - 1 for an argume
 
 Beside a float operand, and as dividend or divisor, such a constant becomes a float. A comparison, bound or choice of
 integers takes the closest int32: `ids < 2**33` is true for every int32. Sums, products and remainders of integers are
-an error, because int32 cannot hold them either.
+an error, because int32 cannot hold them either. Another op that reads a tensor of them, such as `gather`, gets the
+closest int32, and a warning says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Iterable, Iterator
 from copy import copy
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -23,7 +25,7 @@ from numpy.typing import NDArray
 from ...passes.severity import Severity
 from ..contract import Patch
 from ..creation import to_mil_type
-from ..errors import NotConverted
+from ..errors import NotConverted, describe_node_location
 from ..lowering import bind_arguments, make_prefix, to_python
 from ..probes import find_fault
 
@@ -34,6 +36,7 @@ PATCH = Patch(code="TORCH168", severity=Severity.WRONG,
 _NUMBERS: WeakKeyDictionary[Any, dict[str, NDArray[np.int64]]] = WeakKeyDictionary()
 "The constants beyond int32 of a conversion, by its context and by name."
 _LIMITS = np.iinfo(np.int32)
+_log = logging.getLogger("mil_ane_passes")
 _SAME = frozenset(("alias", "clone", "contiguous", "detach", "detach_", "lift_fresh", "lift_fresh_copy"))
 _CASTS = frozenset(("_to_copy", "float", "to", "type", "type_as"))
 _SATURATING = frozenset((
@@ -76,6 +79,9 @@ def lower_with_large_integers(lowering: Callable[[Any, Any], None], context: Any
         lowering(context, node)
         if kind in _SAME or kind in _CASTS:
             _keep_value(context, node, next(iter(large.values())))
+        elif tensors := [value for value in large.values() if value.ndim]:  # others may be ends of slices
+            _log.warning("%s reads integers beyond int32, such as %d, which become the closest int32",
+                         describe_node_location(node), _find_largest(tensors))
 
 
 def _record(context: Any, name: str, value: Any) -> None:
@@ -119,8 +125,8 @@ def _lower_with_large(
         is_float = divides or any(types.is_float(var.dtype) for var in tensors)
     if not is_float and kind in _ARITHMETIC:
         if any(var.rank for var in tensors):
-            number = max((int(each) for value in large.values() for each in value.reshape(-1)), key=abs)
-            raise NotConverted.at(node, f"computes integers with {number}, and Core ML has int32 only",
+            largest = _find_largest(large.values())
+            raise NotConverted.at(node, f"computes integers with {largest}, and Core ML has int32 only",
                                   "use smaller numbers, or compute these integers outside of the model")
         lowering(context, node)
         return
@@ -136,6 +142,14 @@ def _lower_with_large(
         else:
             changed.kwinputs[place] = [name]
     lowering(context, changed)
+    if kind in _FILLED and not is_float:
+        result = context[node.name]
+        _keep_value(context, node, np.broadcast_to(next(iter(large.values())), result.shape if result.val is not None
+                                                   else ()))
+
+
+def _find_largest(values: Iterable[NDArray[np.int64]]) -> int:
+    return max((int(each) for value in values for each in value.reshape(-1)), key=abs)
 
 
 def _has_rounding(context: Any, node: Any) -> bool:

@@ -43,6 +43,11 @@ def compute_integers(ids: torch.Tensor) -> list[torch.Tensor]:
             torch.where(ids < 0, 9223372036854775807, ids).amin(1)]
 
 
+def compute_filled(x: torch.Tensor) -> list[torch.Tensor]:
+    filled = torch.full([2, 3], 1099511627776)
+    return [filled + x, filled.float() - x, x < filled, torch.full_like(x, 3).long() < filled]
+
+
 @pytest.mark.parametrize("frontend", FRONTENDS)
 def test_large_integers_beside_floats(frontend: str) -> None:
     check(compute_floats, X, frontend=frontend, rtol=1e-6, atol=0)
@@ -58,6 +63,7 @@ def test_large_integers_that_bound_integers(frontend: str) -> None:
 @pytest.mark.parametrize("frontend", FRONTENDS)
 def test_large_integers_of_a_buffer_and_of_a_constant(frontend: str) -> None:
     check(WithBuffer().eval(), X, frontend=frontend, rtol=1e-6, atol=0)
+    check(compute_filled, X, frontend=frontend, rtol=1e-6, atol=0)
     if frontend != "script":
         check(lambda x: x + torch.tensor([2**33, 5, -2**40]), X, frontend=frontend, rtol=1e-6, atol=0)
 
@@ -77,6 +83,21 @@ def test_integers_that_int32_cannot_hold_are_an_error(function: Callable[..., to
 def test_open_ends_of_slices_and_limits_of_int32_are_left_alone(frontend: str) -> None:
     check(lambda ids: (ids[:, 1:] + 2147483640 - 2147483640, ids[..., ::2].clamp(-2147483648, 2147483647)), IDS,
           frontend=frontend)
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+def test_other_readers_of_large_integers_are_named(frontend: str, caplog: pytest.LogCaptureFixture) -> None:
+    class Table(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("numbers", LARGE)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.numbers[ids.long()].float()
+
+    with caplog.at_level("WARNING", "mil_ane_passes"):
+        convert(Table().eval(), (torch.tensor([0, 2], dtype=torch.int32),), frontend)
+    assert "reads integers beyond int32, such as -1099511627776, which become the closest int32" in caplog.text
 
 
 def test_large_integers_at_fp16() -> None:
