@@ -103,24 +103,16 @@ def lower_rounding(context: Any, node: Any) -> None:
         add_result(context, node, mb.identity(x=x, name=node.name))
 
 
-@PATCH.op("relu")
+@PATCH.op("relu", "relu6")
 def relu(context: Any, node: Any) -> None:
-    """Lower relu(self)."""
+    """Lower relu(self) and relu6(self)."""
     x = to_tensor(bind_arguments(context, node, "self").self)
+    kind = node.kind.rstrip("_")
     if types.is_float(x.dtype):
-        _TORCH_OPS_REGISTRY.name_to_func_mapping["relu"](context, node)
-    else:
-        add_result(context, node, mb.maximum(x=x, y=0, name=node.name))
-
-
-@PATCH.op("relu6")
-def relu6(context: Any, node: Any) -> None:
-    """Lower relu6(self)."""
-    x = to_tensor(bind_arguments(context, node, "self").self)
-    if types.is_float(x.dtype):
-        _TORCH_OPS_REGISTRY.name_to_func_mapping["relu6"](context, node)
-    else:
-        add_result(context, node, mb.minimum(x=mb.maximum(x=cast_to(x, types.int32), y=0), y=6, name=node.name))
+        _TORCH_OPS_REGISTRY.name_to_func_mapping[kind](context, node)
+        return
+    result = mb.maximum(x=cast_to(x, types.int32), y=0)
+    add_result(context, node, name_result(result if kind == "relu" else mb.minimum(x=result, y=6), node, x))
 
 
 @PATCH.op("one_hot")
