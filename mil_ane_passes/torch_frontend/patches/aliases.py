@@ -6,6 +6,7 @@ synonym of.
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from coremltools.converters.mil.mil import Builder as mb
@@ -45,7 +46,9 @@ def lower_synonym(context: Any, node: Any) -> None:
     lowering = _TORCH_OPS_REGISTRY.get_func(meant)
     if lowering is None:
         raise NotConverted.at(node, f"'{meant}' is not implemented")
-    lowering(context, node)
+    changed = copy.copy(node)
+    changed.kind = meant  # by which lowerings of several kinds choose
+    lowering(context, changed)
 
 
 PATCH.op(*SYNONYMS)(lower_synonym)

@@ -1,4 +1,4 @@
-"""`matmul` and `linear` with a vector on either side: a row or a column of a matrix.
+"""`matmul` and `linear` with a vector on either side: a row or a column of a matrix; `bilinear`.
 
 MIL's matmul supports a vector on the left only with another vector; coremltools passes it on nevertheless. torch
 inserts the missing axis and removes it again: (n) @ (..., n, m) = ((1, n) @ (..., n, m)) without the row. coremltools
@@ -10,15 +10,26 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
 
 from ..contract import Patch
-from ..lowering import add_result, bind_arguments, cast_to, name_result, promote_operands
+from ..errors import NotConverted
+from ..lowering import (
+    add_result,
+    bind_arguments,
+    cast_to,
+    get_dims,
+    is_constant,
+    name_result,
+    promote_operands,
+    to_size_vector,
+)
 from ..probes import find_fault
 
 PATCH = Patch(code="TORCH150",
-              title="a matrix times a vector, and a `linear` whose weight is one, are rejected",
+              title="a matrix times a vector, a `linear` whose weight is one, and `bilinear` are rejected",
               upstream=("none known",))
 
 
@@ -54,6 +65,27 @@ def linear(context: Any, node: Any) -> None:
         return
     product = _multiply(inputs.input, inputs.weight)
     made = product if inputs.bias is None else mb.add(**dict(zip("xy", promote_operands(product, inputs.bias))))
+    add_result(context, node, name_result(made, node))
+
+
+@PATCH.op("bilinear")
+def bilinear(context: Any, node: Any) -> None:
+    """Lower bilinear(input1, input2, weight, bias=None): the sums of input1[i] weight[k, i, j] input2[j].
+
+    A linear layer makes the sums over i, one of each k and j.
+    """
+    inputs = bind_arguments(context, node, "input1 input2 weight bias=None")
+    x, y, weight = inputs.input1, inputs.input2, inputs.weight
+    if not is_constant(weight):
+        raise NotConverted.at(node, "has a computed weight", "use torch.einsum")
+    outputs, rows, columns = weight.shape
+    matrix = np.transpose(weight.val, (0, 2, 1)).reshape(outputs * columns, rows)
+    sums = mb.reshape(x=mb.linear(x=x, weight=matrix), shape=[-1, outputs, columns])
+    products = mb.mul(x=sums, y=mb.reshape(x=y, shape=[-1, 1, columns]))
+    rows_of_x = get_dims(x)[:-1]
+    made = mb.reshape(x=mb.reduce_sum(x=products, axes=[-1]), shape=to_size_vector([*rows_of_x, outputs]))
+    if inputs.bias is not None:
+        made = mb.add(x=made, y=inputs.bias)
     add_result(context, node, name_result(made, node))
 
 

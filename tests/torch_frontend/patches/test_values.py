@@ -54,6 +54,10 @@ add_case("aliases numbers on the left",
     lambda x, y: 1 - x - (2.5 - y) + torch.rsub(x, y, alpha=2) + torch.rsub(x, 3, alpha=2), ALIASES_X, ALIASES_Y,
     frontends=("export",))
 
+add_case("aliases special functions that share a lowering with others", lambda x, y: (
+    torch.special.logsumexp(x, 1), torch.special.logsumexp(y, (0, 2), keepdim=True), torch.special.log_softmax(x, 1)),
+    ALIASES_X, ALIASES_Y)
+
 # `trunc`, `hypot`, `cdist`, `bucketize`.
 ARITHMETIC_X = torch.randn(3, 4) * 3
 ARITHMETIC_Y = torch.randn(3, 4)
@@ -1212,6 +1216,20 @@ add_case(
     flexible=[0],
     at=[(torch.rand(7, 4, 4), VECTOR_PRODUCTS_V)],
 )
+BILINEAR = torch.nn.Bilinear(4, 3, 5).requires_grad_(False)
+add_case("vector products bilinear layers", lambda x, y: F.bilinear(x, y, BILINEAR.weight, BILINEAR.bias),
+    VECTOR_PRODUCTS_X, torch.rand(2, 4, 3))
+add_case("vector products bilinear of vectors without a bias", lambda x, v: F.bilinear(
+    x[0, 0], v, torch.arange(48.).view(3, 4, 4) / 9), VECTOR_PRODUCTS_X, VECTOR_PRODUCTS_V)
+add_case("vector products bilinear of a flexible batch", lambda x, v: F.bilinear(
+    x, x + v, torch.arange(48.).view(3, 4, 4) / 9), VECTOR_PRODUCTS_X, VECTOR_PRODUCTS_V, flexible=[0],
+    at=[(torch.rand(7, 4, 4), VECTOR_PRODUCTS_V)])
+add_refused("vector products bilinear of a computed weight are refused", "has a computed weight; use torch.einsum",
+    lambda x, v: F.bilinear(v, v, x), VECTOR_PRODUCTS_X, VECTOR_PRODUCTS_V)
+add_case("defined by torch distances, margins, distributions, places", lambda x, v: (
+    torch.dist(x[0, 0], v, 3), torch.dist(x[0, 0], v, 1), torch.special.ndtr(x), torch.linalg.vander(v, N=3),
+    torch.argwhere(x[0] > 0.5), F.multi_margin_loss(x[0], torch.tensor([1, 0, 3, 2]))),
+    VECTOR_PRODUCTS_X, VECTOR_PRODUCTS_V)
 
 # diagonal, narrow, unbind.
 VIEW_READS_X = torch.arange(60.).reshape(3, 4, 5)
