@@ -25,7 +25,7 @@ from ..equivalence.execution import Plan
 from ..equivalence.user_inputs import UserInputs
 from ..ir.printer import diff_program_texts, format_program
 from ..ir.query import count_ops
-from ..package import CopyAhead, Package, check_destination, save
+from ..package import CopyAhead, Package, check_destination, load, save
 from ..package.model import NOT_SAVED
 from ..passes.contract import Exactness, Rewrite
 from ..passes.engine import PassTrace
@@ -37,7 +37,7 @@ from ..utils.option_spelling import format_no_verify_option
 from ..utils.text_format import add_article, format_count
 from .pipeline import make_forecaster, make_guard, make_measures
 from .sources import OpenedSource, copy_source
-from .verify import VerifyOptions, choose_snr_limit, format_limited_command
+from .verify import VerifyOptions, choose_snr_limit, format_limited_command, measure_pipeline_noise
 
 if TYPE_CHECKING:
     from .rewrite import RewriteOptions, RewriteReport
@@ -354,7 +354,11 @@ def _find_verify_command(report: RewriteReport, options: RewriteOptions, path: P
     """Find the command with which `verify` accepts the result; None if it does so without a limit, or with none."""
     if report.verify is None or not report.verify.equal or not os.path.exists(report.source):
         return None
-    limit = choose_snr_limit({name: lowest for name, lowest in report.verify.noise.items() if name == "float64"})
+    noise = {name: lowest for name, lowest in report.verify.noise.items() if name == "float64"}
+    if noise and isinstance(report.package, Package) and report.package.is_pipeline:  # of which parts were compared
+        noise = measure_pipeline_noise(load(report.source), load(path), {
+            "seeds": options.seeds, "precisions": tuple(noise)})
+    limit = choose_snr_limit(noise)
     if limit is None:
         return None
     return format_limited_command(VerifyOptions(

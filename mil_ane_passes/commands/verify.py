@@ -21,7 +21,7 @@ from ..package.executorch_program import find_address
 from ..package.manifest import check_model_path
 from ..package.output_file import check_output_file
 from ..utils.budget import DEFAULT_MAX_STEPS, share_budget
-from ..utils.errors import InputError, LimitReached, suggest_nearest
+from ..utils.errors import InputError, LimitReached, NotSupported, suggest_nearest
 from ..utils.json_file import expect_json_file
 from ..utils.npz import Array, read_arrays
 from ..utils.option_spelling import choose_spelling, format_option, format_option_values
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from ..equivalence.equivalence import VerifyReport
     from .sources import OpenedSource
 
-__all__ = ["VerifyOptions", "choose_snr_limit", "format_limited_command", "verify"]
+__all__ = ["VerifyOptions", "choose_snr_limit", "format_limited_command", "measure_pipeline_noise", "verify"]
 
 HELP = "check whether two models are equivalent"
 EXAMPLE = "verify in.mlpackage out.mlpackage"
@@ -236,7 +236,8 @@ def verify(options: VerifyOptions) -> VerifyReport:
     Declarations of two packages have to agree as well: the order of an image's channels, defaults of optional inputs,
     the shapes that are run, and the connections between parts of a pipeline.
 
-    `atol`, `rtol`, `snr`, `cosine` limit the error of models that are expected to differ; see `Accuracy`. An entire
+    `atol`, `rtol`, `snr`, `cosine` limit the error of models that are expected to differ; see `Accuracy`. Two pipelines
+    are compared part by part, and entirely if there are limits, which are those of the pipelines' outputs. An entire
     pipeline may be compared with a single model. One side may be a torch module (in eval mode) or any callable, which
     gets the model's inputs by position, or by name if it has parameters of those names. Its outputs pass within
     `tolerance` times the largest value (default 1e-4 for a model entirely in fp32, else 2e-2); integers have to be
@@ -433,9 +434,7 @@ def _compare_sources(
     how = {"precisions": precisions, "exactness": strictness, **_collect_run_settings(options)}
     if old.is_pipeline != new.is_pipeline and options.function is None:
         if options.report is not None or options.replay is not None:
-            raise InputError("one of the models is an entire pipeline, for which no report can be written; choose the "
-                             "part: "
-                             f"{format_option('function')}PART/FUNCTION")
+            raise _refuse_report("one of the models is an entire pipeline")
         single, pipeline = (new, old) if old.is_pipeline else (old, new)
         if single.package is not None:
             described = [each.package.spec.description if each is pipeline and each.package is not None
@@ -447,11 +446,58 @@ def _compare_sources(
     if options.feeds is None:
         _check_shapes_accepted(old.program, new.program)
     notes, unseen = _compare_declarations(options, old, new)
-    report = compare_programs(old.program, new.program, widths=options.widths, describe=old.describe,
-                              digests=options.report is not None or options.replay is not None, **how)
+    entire = old.is_pipeline and new.is_pipeline and options.function is None
+    if entire and strictness.accuracy is not None:
+        report = _compare_by_limits(options, old, new, how)
+    else:
+        report = compare_programs(old.program, new.program, widths=options.widths, describe=old.describe,
+                                  digests=options.report is not None or options.replay is not None, **how)
+    if entire and report.noise:
+        report.noise = measure_pipeline_noise(old.package, new.package, how)
     report.notes += notes
     report.leave_open(unseen, ())
     return report
+
+
+def _compare_by_limits(
+    options: VerifyOptions, old: OpenedSource, new: OpenedSource, how: Mapping[str, Any]
+) -> VerifyReport:
+    """Compare two pipelines by limits on the error of their outputs.
+
+    Pipelines that cannot run entirely are compared part by part, which verifies nothing of their outputs.
+    """
+    from ..equivalence.equivalence import compare_pipelines, compare_programs
+
+    if options.report is not None or options.replay is not None:
+        raise _refuse_report("limits on the error are those of an entire pipeline")
+    try:
+        return compare_pipelines(old.package, new.package, **how)
+    except NotSupported as error:
+        report = compare_programs(old.program, new.program, widths=options.widths, describe=old.describe, **how)
+        report.leave_open("each part alone is within the limits, but the outputs of the pipelines were not compared: "
+                          f"{error}", ())
+        return report
+
+
+def _refuse_report(reason: str) -> InputError:
+    return InputError(f"{reason}, for which no report can be written; choose the part: "
+                      f"{format_option('function')}PART/FUNCTION")
+
+
+def measure_pipeline_noise(before: Any, after: Any, how: Mapping[str, Any]) -> dict[str, float]:
+    """Measure by precision the lowest signal-to-noise ratio of the outputs of two entire pipelines, in dB.
+
+    Empty if they agree within rounding, or cannot run entirely. `before` and `after` are `Package`s; `how` has the other
+    arguments of `compare_pipelines`.
+    """
+    from ..equivalence.comparison import Strictness
+    from ..equivalence.equivalence import compare_pipelines
+    from ..passes.contract import Exactness
+
+    try:
+        return compare_pipelines(before, after, **{**how, "exactness": Strictness(Exactness.ROUNDING)}).noise
+    except NotSupported:
+        return {}
 
 
 def _compare_declarations(

@@ -76,13 +76,15 @@ def find_outputs_without_numbers(program: Program, runs: Iterable[Run]) -> Itera
 
     These are outputs without a finite element in all of `runs`, at any precision; outputs that were empty in all runs
     although their type is not; and outputs of fixed shape of which some elements were NaN in all runs without fed NaN.
+    The runs may be those of an entire pipeline.
     """
     made = [(run, (run.plan.function, name), value) for run in runs
             for outputs in run.results.values() for name, value in outputs.items()]
     for function, name in dict.fromkeys(key for _, key, _ in made):
         found = [(run, value) for run, key, value in made if key == (function, name) and value.size]
         if not found:
-            if not _is_empty_by_type(program.functions[function], name):
+            of_run = [program.functions[function]] if function in program.functions else program.functions.values()
+            if not any(_is_empty_by_type(each, name) for each in of_run):
                 yield Unknown(function, name, 0, 0, True)
             continue
         if not any(np.any(_is_judged(run, name, value)) for run, value in found):

@@ -16,7 +16,7 @@ from coremltools.converters.mil.mil import Function, Program, Var, types
 
 from .._version import make_json_header
 from ..ir.printer import format_dtype
-from ..ir.query import is_const, iterate_nested_ops, iterate_ops
+from ..ir.query import get_pipeline_functions, is_const, iterate_nested_ops, iterate_ops
 from ..passes.contract import Exactness
 from ..runtime.quirks.base import Quirk
 from ..utils.errors import InputError, LimitReached
@@ -52,7 +52,7 @@ from .lookup_feeds import build_table_row_plans
 from .propagate import NOT_JUDGED, RAISED, made_of_nan, made_of_roundings, make_departures, measure_moves
 from .threshold_feeds import build_threshold_plans
 
-__all__ = ["Case", "VerifyReport", "compare_programs", "compare_with_pipeline", "judge_executions"]
+__all__ = ["Case", "VerifyReport", "compare_pipelines", "compare_programs", "compare_with_pipeline", "judge_executions"]
 
 Array = np.ndarray[Any, Any]
 Progress = Callable[[str], None]
@@ -67,6 +67,8 @@ FINITE_CONSTANTS_NOTE = (
     "results that were NaN or infinite are compared with the same program in which constants that fp16 cannot hold are "
     "read as large finite numbers"
 )
+PIPELINE = "pipeline"
+"What a run of an entire pipeline has as the name of its function."
 
 _MAX_REPR_REASON = 120
 "Most characters of a reason in a repr, which should fit in a line or two; a reason may list any number of names."
@@ -690,14 +692,58 @@ def compare_with_pipeline(
     entire = execute_pipeline(pipeline, made, precisions, lambda text: progress(f"pipeline, {text}"),
                               quirks if program_first else ())
     sides = (alone, entire) if program_first else (entire, alone)
+    report = _judge_entire(sides, exactness, precisions, quirks)
+    report.leave_open("", find_outputs_without_numbers(program, alone.runs))
+    report.notes += [f"function '{other}' was not compared: a pipeline stands for one, '{name}'"
+                     for other in program.functions if other != name]
+    return report
+
+
+def compare_pipelines(
+    before: Any, after: Any, *, seeds: int, precisions: Sequence[str], exactness: Exactness | Strictness,
+    feeds: Mapping[str, Array] | None = None, quirks: Sequence[str] = (), progress: Progress = lambda text: None,
+) -> VerifyReport:
+    """Compare the outputs of two entire pipelines (loaded `Package`s) of the same inputs and outputs.
+
+    Limits on the error need this: an error that a part makes within them grows in the parts after it. Raises
+    NotSupported for a pipeline that cannot run entirely, such as one with states.
+    """
+    made = _build_pipeline_plans(before, seeds, feeds)
+    first = execute_pipeline(before, made, precisions, lambda text: progress(f"first model, {text}"))
+    second = execute_pipeline(after, made, precisions, lambda text: progress(f"second model, {text}"), quirks)
+    report = _judge_entire((first, second), exactness, precisions, quirks)
+    report.leave_open("", find_outputs_without_numbers(before.program, first.runs))
+    return report
+
+
+def _build_pipeline_plans(package: Any, seeds: int, feeds: Mapping[str, Array] | None) -> list[Plan]:
+    """Make the runs of an entire pipeline: each input is drawn as that of the first part that reads it."""
+    if feeds is not None:
+        return [Plan(PIPELINE, USER_FEEDS_LABEL, dict(feeds), {})]
+    drawn: dict[str, list[Plan]] = {}
+    for plan in build_plans(package.program, seeds, package.description):
+        drawn.setdefault(plan.function, []).append(plan)
+    parts = [drawn[name] for name in get_pipeline_functions(package.program)]
+    inputs = {feature.name for feature in package.spec.description.input}
+    longest = max(parts, key=len)
+    made = [Plan(PIPELINE, plan.label, {}, {}) for plan in longest]
+    for number, plan in enumerate(made):
+        for part in reversed(parts):
+            read = part[number % len(part)].feeds
+            plan.feeds.update({name: value for name, value in read.items() if name in inputs})
+    return made
+
+
+def _judge_entire(
+    sides: tuple[Execution, Execution], exactness: Exactness | Strictness, precisions: Sequence[str],
+    quirks: Sequence[str],
+) -> VerifyReport:
+    """Judge the runs of two models of which at least one is an entire pipeline."""
     report = judge_executions(*sides, exactness)
     if report.status == "different":
         report.noise = _measure_noise(zip(*(each.runs for each in sides)), precisions)
     report.quirks = tuple(quirks)
     report.accuracy = exactness.accuracy if isinstance(exactness, Strictness) else None
-    report.leave_open("", find_outputs_without_numbers(program, alone.runs))
-    report.notes += [f"function '{other}' was not compared: a pipeline stands for one, '{name}'"
-                     for other in program.functions if other != name]
     return report
 
 

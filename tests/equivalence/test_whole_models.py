@@ -101,3 +101,83 @@ def test_a_pipeline_of_another_interface_is_refused(bisected, tmp_path):
     ane.edit(whole, tmp_path / "renamed.mlpackage", rename={"y": "z"})
     with pytest.raises(InputError, match="the pipeline has the inputs x and the outputs y; expected x and z"):
         ane.verify(tmp_path / "renamed.mlpackage", pipeline)
+
+
+def save_pipeline(path, *parts):
+    alone = [saved(path.with_name(f"{path.stem}{place}.mlpackage"), part) for place, part in enumerate(parts)]
+    models = [ct.models.MLModel(str(each), skip_model_load=True) for each in alone]
+    ct.utils.make_pipeline(*models).save(str(path))
+    return path
+
+
+def save_pair(path, change=0.0, factor=40):
+    """Save a pipeline of a linear layer, whose weight differs by `change`, and a sine that enlarges differences."""
+    table = make_weight(8, 8).astype(np.float32)
+    first = build_program(lambda x: mb.linear(x=x, weight=table * np.float32(1.0003 + change), name="middle"),
+                          dtype=types.fp32, x=(2, 8))
+    second = build_program(lambda middle: (mb.sin(x=mb.mul(x=middle, y=np.float32(factor)), name="y"),
+                                           mb.reduce_mean(x=middle, axes=[1], name="z")),
+                           dtype=types.fp32, middle=(2, 8))
+    return save_pipeline(path, first, second)
+
+
+@pytest.fixture(scope="module")
+def pipelines(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pipelines")
+    return save_pair(folder / "one.mlpackage"), save_pair(folder / "other.mlpackage", 0.05)
+
+
+@pytest.mark.parametrize("feeds", [None, {"x": np.random.default_rng(1).standard_normal((2, 8)).astype(np.float32)}])
+def test_limits_are_those_of_the_outputs_of_entire_pipelines(pipelines, feeds):
+    """A part makes an error within the limit, which grows beyond it in the next part."""
+    x = np.ones((2, 8), np.float32) if feeds is None else feeds["x"]
+    before, after = (ane.run(each, {"x": x})["y"] for each in pipelines)
+    assert 10 * np.log10(np.sum(before ** 2) / np.sum((before - after) ** 2)) < 20
+    report = ane.verify(*pipelines, snr=20, feeds=feeds)
+    assert report.status == "different" and {each.output for case in report.cases for each in case.failed} == {"y"}
+    assert {output.output for case in report.cases for output in case.outputs} == {"y", "z"}
+    within = ane.verify(*pipelines, cosine=-1, feeds=feeds)
+    assert within.equal and not within.equal_bits
+    assert not any(output.equal_bits for case in within.cases for output in case.outputs)
+
+
+def test_a_part_of_a_pipeline_is_compared_alone(pipelines):
+    parts = list(ane.load(pipelines[0]).functions)
+    assert ane.verify(*pipelines, snr=20, function=parts[0]).equal
+    assert ane.verify(*pipelines, snr=20, function=parts[1]).equal_bits
+
+
+def test_limits_of_pipelines_have_no_report(pipelines, tmp_path):
+    with pytest.raises(InputError, match="limits on the error are those of an entire pipeline, for which no report"):
+        ane.verify(*pipelines, snr=20, report=tmp_path / "report.json")
+
+
+def test_pipelines_that_cannot_run_entirely_are_not_verified_by_limits(tmp_path):
+    """The parts with states are compared alone, which does not tell how large the errors of the outputs are."""
+    def build_counter(factor):
+        @mb.program(input_specs=[mb.TensorSpec((2, 8), types.fp16), mb.StateTensorSpec((2, 8), types.fp16)],
+                    opset_version=ct.target.iOS18)
+        def counter(x, state):
+            total = mb.add(x=mb.mul(x=x, y=np.float16(factor)), y=mb.read_state(input=state))
+            return mb.identity(x=mb.coreml_update_state(state=state, value=total), name="middle")
+
+        return counter
+
+    squashed = build_program(lambda middle: mb.tanh(x=middle, name="y"), opset=ct.target.iOS18, middle=(2, 8))
+    paths = [save_pipeline(tmp_path / f"{factor}.mlpackage", build_counter(factor), squashed) for factor in (1, 1.001)]
+    report = ane.verify(*paths, snr=20)
+    assert report.status == "not verified" and "outputs of the pipelines were not compared" in report.reason
+    assert "which a pipeline does not keep" in report.reason
+
+
+@pytest.mark.parametrize("factor, advised", [(4, True), (40, False)])
+def test_the_advised_limit_is_that_of_the_entire_pipeline(factor, advised, tmp_path, capsys):
+    """Of a result that only limits accept; none is advised where the outputs differ by too much for any."""
+    pipeline, out = save_pair(tmp_path / "one.mlpackage", factor=factor), tmp_path / "out.mlpackage"
+    report = ane.rewrite(pipeline, out, passes=["fp16_compute{mixed=true}"])
+    assert min(report.verify.noise.values()) > 50 and (report.verify_command is not None) == advised
+    difference = ane.verify(pipeline, out)
+    assert difference.status == "different" and any("--snr" in each for each in difference.advice) == advised
+    if advised:
+        assert main(report.verify_command.split()[1:]) == 0
+        assert "  y: " in capsys.readouterr().out
