@@ -487,8 +487,8 @@ def _refuse_report(reason: str) -> InputError:
 def measure_pipeline_noise(before: Any, after: Any, how: Mapping[str, Any]) -> dict[str, float]:
     """Measure by precision the lowest signal-to-noise ratio of the outputs of two entire pipelines, in dB.
 
-    Empty if they agree within rounding, or cannot run entirely. `before` and `after` are `Package`s; `how` has the other
-    arguments of `compare_pipelines`.
+    Empty if they agree within rounding, or cannot run entirely. `before` and `after` are `Package`s; `how` has the
+    other arguments of `compare_pipelines`.
     """
     from ..equivalence.comparison import Strictness
     from ..equivalence.equivalence import compare_pipelines

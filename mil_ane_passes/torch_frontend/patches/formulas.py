@@ -209,10 +209,26 @@ def _lower_norm(context: Any, node: Any, x: Var, order: Any, dim: Any, keepdim: 
     elif order == 0:  # the number of elements that are not 0, which is a float
         counted = cast_to(mb.not_equal(x=x, y=types.nptype_from_builtin(x.dtype)(0)), types.int32)
         result = name_result(cast_to(mb.reduce_sum(x=counted, axes=axes, keep_dims=keep_dims), x.dtype), node, x)
+    elif isinstance(order, int | float) and 0 < order < np.inf and order not in (1, 2):
+        result = name_result(_compute_norm_of_parts(x, float(order), axes, keep_dims), node, x)
     else:
         result = ops._vector_norm(x=x, order=2 if order == "fro" else order, dim=axes, keep_dims=keep_dims,
                                   name=node.name)
     add_result(context, node, result)
+
+
+def _compute_norm_of_parts(x: Var, order: float, axes: list[int] | None, keep_dims: bool) -> Var:
+    """Compute a norm as that of x / m, times m: powers of numbers up to 1 neither overflow nor vanish at fp16.
+
+    m is the largest magnitude, between the smallest normal and the largest number of fp16.
+    """
+    as_type = types.nptype_from_builtin(x.dtype)
+    sizes = mb.abs(x=x)
+    most = mb.reduce_max(x=sizes, axes=axes, keep_dims=True)
+    most = mb.minimum(x=mb.maximum(x=most, y=as_type(2.0 ** -14)), y=as_type(65504))
+    powers = mb.pow(x=mb.real_div(x=sizes, y=most), y=as_type(order))
+    norm = mb.mul(x=mb.pow(x=mb.reduce_sum(x=powers, axes=axes, keep_dims=True), y=as_type(1 / order)), y=most)
+    return norm if keep_dims else mb.squeeze(x=norm, axes=axes or list(range(x.rank)))
 
 
 def _lower_by_singular_values(context: Any, node: Any, x: Var) -> None:

@@ -6,12 +6,14 @@ last one. Variance is the mean of the squared distances from the mean, times n /
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
 
+from ...ir.query import is_symbolic
 from ...passes.severity import Severity
 from ..contract import Patch
 from ..creation import to_mil_type
@@ -56,10 +58,18 @@ def lower_var_std(context: Any, node: Any) -> None:
     axes = _read_axes(dim, x.rank)
     mean = mb.reduce_mean(x=x, axes=axes, keep_dims=True) if x.rank else x
     distance = mb.sub(x=x, y=mean)
-    variance = mb.square(x=distance)
-    variance = mb.reduce_mean(x=variance, axes=axes, keep_dims=keepdim) if x.rank else variance
-    variance = _apply_correction(variance, x, axes, 1.0 if correction is None else float(correction))
-    result = mb.sqrt(x=variance) if kind.startswith("std") else variance
+    correction = 1.0 if correction is None else float(correction)
+    count = math.prod(x.shape[axis] for axis in axes)
+    if kind.startswith("std") and x.rank and not is_symbolic(count) and count > correction:
+        # Squares of fp16 numbers overflow from 256 on and lose digits below 0.01; sources recommend reduce_l2_norm as
+        # stable (see the rewrite scaled_rms_norm).
+        length = mb.reduce_l2_norm(x=distance, axes=axes, keep_dims=keepdim)
+        result = mb.mul(x=length, y=types.nptype_from_builtin(x.dtype)((count - correction) ** -0.5))
+    else:
+        variance = mb.square(x=distance)
+        variance = mb.reduce_mean(x=variance, axes=axes, keep_dims=keepdim) if x.rank else variance
+        variance = _apply_correction(variance, x, axes, correction)
+        result = mb.sqrt(x=variance) if kind.startswith("std") else variance
     if not kind.endswith("_mean"):
         add_result(context, node, name_result(result, node))
         return

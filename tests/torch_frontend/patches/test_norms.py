@@ -7,12 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import coremltools as ct
+import numpy as np
 import pytest
 import torch
 
 from mil_ane_passes.torch_frontend import NotConverted
 
-from ..checks import FRONTENDS, check, convert
+from ..checks import FRONTENDS, check, convert, outputs
 
 X = torch.tensor([[[3.0, -4, 0, 1], [0, 2, -1, 0.5]], [[-2, 0, 0, 1], [1, 1, -1, 1]], [[0, 0, 0, 0], [5, -7, 1, 2]]])
 LINALG = torch.linalg
@@ -117,3 +118,28 @@ def test_norms_of_singular_values_of_constants(frontend: str) -> None:
         return x / torch.linalg.matrix_norm(weight, 2), x + torch.linalg.norm(weight, "nuc")
 
     check(norms, X, frontend=frontend)
+
+
+def spreads_and_norms(x: torch.Tensor):
+    spread, mean = torch.std_mean(x, -1)
+    return x.std(), x.std(1), x.std((0, 2), correction=0, keepdim=True), spread, mean, x.norm(3, 1), x.norm(2.5)
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+@pytest.mark.parametrize("scale", [1e-3, 1, 300])
+def test_no_square_and_no_power_leaves_the_range_of_fp16(scale, frontend):
+    x = (torch.randn(3, 4, 64, generator=torch.Generator().manual_seed(0)) * scale).half().float()
+    mlmodel = convert(spreads_and_norms, [x], frontend, precision=ct.precision.FLOAT16)
+    for found, wanted in zip(outputs(mlmodel, [x], "float16"), spreads_and_norms(x), strict=True):
+        largest = float(wanted.abs().max())
+        np.testing.assert_allclose(np.reshape(found, wanted.shape), wanted, rtol=0, atol=0.01 * largest)
+
+
+def test_norms_of_no_and_infinite_numbers():
+    check(lambda x: (x.std(), x.std(1), x.norm(3, 1), x.norm(3)), torch.zeros(2, 3, 4))
+    check(lambda x: (x.norm(3, 1), x.norm(3)), torch.tensor([[0., INF], [1., 2.]]))
+
+
+def test_spreads_of_flexible_and_too_small_sizes():
+    check(lambda x: (x.std(0), x.std(1), x.std()), X[0], flexible=[0], at=[(torch.rand(7, 4),)])
+    check(lambda x: (x.std(0, correction=1), x.std(0, correction=0)), X[:1])
