@@ -7,11 +7,24 @@ from typing import Any
 from .emitter import get_schema, read_constant
 from .in_place_ops import find_written_arguments
 
-__all__ = ["CHANGING_OPS", "fold_lists"]
+__all__ = ["CHANGING_OPS", "fold_lists", "fold_tuples"]
 
 CHANGING_OPS = frozenset(f"aten::{name}" for name in (
     "append", "extend", "add_", "insert", "_set_item", "pop", "Delete", "reverse", "clear"))
 "Ops that change a list in place, if it is their first operand."
+
+
+def fold_tuples(graph: Any) -> None:
+    """Replace the parts of a tuple that the graph has made by their values; types are not propagated through tuples."""
+    for node in graph.findAllNodes("prim::TupleUnpack", True):
+        built = next(node.inputs()).node()
+        if built.kind() == "prim::TupleConstruct":
+            for output, value in zip(list(node.outputs()), list(built.inputs()), strict=True):
+                output.replaceAllUsesWith(value)
+    for node in graph.findAllNodes("prim::TupleIndex", True):
+        built, place = next(node.inputs()).node(), read_constant(list(node.inputs())[1])
+        if built.kind() == "prim::TupleConstruct" and isinstance(place, int):
+            node.output().replaceAllUsesWith(list(built.inputs())[place])
 
 
 def fold_lists(graph: Any) -> None:
@@ -24,15 +37,7 @@ def fold_lists(graph: Any) -> None:
     for kind in ("aten::unbind", "aten::chunk", "aten::split", "aten::split_with_sizes"):
         for node in graph.findAllNodes(kind, True):
             _expand_parts(graph, node)
-    for node in graph.findAllNodes("prim::TupleUnpack", True):
-        built = next(node.inputs()).node()
-        if built.kind() == "prim::TupleConstruct":
-            for output, value in zip(list(node.outputs()), list(built.inputs()), strict=True):
-                output.replaceAllUsesWith(value)
-    for node in graph.findAllNodes("prim::TupleIndex", True):  # types are not propagated through tuples
-        built, place = next(node.inputs()).node(), read_constant(list(node.inputs())[1])
-        if built.kind() == "prim::TupleConstruct" and isinstance(place, int):
-            node.output().replaceAllUsesWith(list(built.inputs())[place])
+    fold_tuples(graph)
     for node in graph.findAllNodes("prim::ListConstruct", True):
         _follow_changes(graph, node)
     for node in graph.findAllNodes("prim::DictConstruct", True):

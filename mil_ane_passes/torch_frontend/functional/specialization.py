@@ -20,7 +20,7 @@ from coremltools.converters.mil.mil import types
 from ..errors import NotConverted
 from .attributes import get_attribute_path, hoist_attributes
 from .emitter import Emitter, read_constant
-from .list_folding import CHANGING_OPS, fold_lists
+from .list_folding import CHANGING_OPS, fold_lists, fold_tuples
 
 __all__ = ["specialize_graph", "use_input_types"]
 
@@ -59,6 +59,8 @@ def specialize_graph(graph: Any, module: Any, parameters: dict[str, Any]) -> Non
     _rewrite_convolution_modes(graph)
     for node in graph.findAllNodes("aten::warn", True):
         node.destroy()
+    fold_tuples(graph)
+    torch._C._jit_pass_dce(graph)  # coremltools has no value for the second result of a pool that no op reads
     if any(graph.findAllNodes(kind, True) for kind in ("prim::If", "prim::Loop", "prim::DictConstruct")) or any(
             next(node.inputs()).type().kind() == "ListType" for kind in (*CHANGING_OPS, *_LIST_MAKING)
             for node in graph.findAllNodes(kind, True)):

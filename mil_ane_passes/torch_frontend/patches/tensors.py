@@ -1,7 +1,9 @@
-"""`torch.tensor(5, dtype=torch.int64)` and `torch.as_tensor` in scripts: any dtype, rank 0, numbers the model computes.
+"""`torch.tensor(5, dtype=torch.int64)`, `torch.as_tensor` and `x.to(y.dtype)` in scripts.
 
 Scripts write `x[0] = 5` as a copy of `torch.tensor(5, ...)`. coremltools supports only the dtype fp32, and uses the
-device's name as a shape: the result has as many elements as "cpu" has letters.
+device's name as a shape: the result has as many elements as "cpu" has letters. Here any dtype, rank 0 and numbers that
+the model computes are supported. coremltools' `x.dtype` is the name of a MIL type, which its casts cannot read; here it
+is torch's number of the dtype.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from coremltools.converters.mil.frontend.torch.utils import TORCH_DTYPE_TO_NUM
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
 
@@ -18,7 +21,8 @@ from ..lowering import add_result, bind_arguments, cast_to, is_constant, name_re
 from ..probes import convert_to_mil
 
 PATCH = Patch(code="TORCH145",
-              title="torch.tensor in scripts: only fp32, and of the wrong shape", upstream=("none known",))
+              title="in scripts, `torch.tensor` is fp32 only and of the wrong shape, and `x.to(y.dtype)` fails",
+              upstream=("none known",))
 
 
 @PATCH.probe
@@ -26,7 +30,7 @@ def probe() -> str | None:
     import torch
 
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
-        return x + torch.tensor(5, dtype=(x > 0).dtype, device=x.device)
+        return (x + torch.tensor(5, dtype=(x > 0).dtype, device=x.device)).to(x.dtype)
 
     model = type("Filled", (torch.nn.Module,), {"forward": forward})().eval()
     try:
@@ -34,6 +38,16 @@ def probe() -> str | None:
     except Exception as error:
         return f"fails: {describe_fault(error)}"
     return None
+
+
+@PATCH.op("dtype")
+def lower_dtype(context: Any, node: Any) -> None:
+    """Lower prim::dtype(a): torch's number; that of an int32 is int64's, because Core ML has no int64."""
+    import torch
+
+    x = to_tensor(bind_arguments(context, node, "a").a)
+    dtype = torch.int64 if x.dtype == types.int32 else getattr(torch, types.nptype_from_builtin(x.dtype)().dtype.name)
+    add_result(context, node, mb.const(val=np.int32(TORCH_DTYPE_TO_NUM[dtype]), name=node.name))
 
 
 @PATCH.op("tensor", "as_tensor")

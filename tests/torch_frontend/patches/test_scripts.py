@@ -662,6 +662,21 @@ def test_values_are_those_of_the_script(kind):
     np.testing.assert_allclose(found, scripted(kind)(X3).detach().numpy(), rtol=1e-5)
 
 
+class CastsToOtherDtypes(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = (x > 0).to(x.dtype)
+        ids = torch.arange(x.size(-1), device=x.device)
+        rows = torch.softmax(x, -1, dtype=torch.float32).to(mask.dtype) + ids.to(x.dtype)
+        if x.dtype == torch.float16:
+            rows = rows * 100.0
+        return rows * mask + x.argmax(-1).to(ids.dtype).to(dtype=x.dtype, device=x.device).mean()
+
+
+@pytest.mark.parametrize("module", [CastsToOtherDtypes(), nn.AdaptiveMaxPool1d(2), nn.AdaptiveMaxPool1d(3)])
+def test_dtypes_of_tensors_and_results_that_are_not_read(module):
+    check(module, torch.randn(2, 3, 4), frontend="script")
+
+
 class ComparesShapes(nn.Module):
     """Shapes that are equal, that differ, and that are equal for some sizes only."""
 
