@@ -1,8 +1,9 @@
-"""`return y, y`: a tensor that a model returns twice, or under two names.
+"""`return y, y`: a tensor that a model returns twice, or under two names; `return x.split(2)` of a script.
 
 coremltools gives both outputs one name, the last one given in `outputs=`. A model with two outputs of one name cannot
 be loaded, and its outputs could not be distinguished. Here the second is a copy with a name of its own, also where
-outputs are float16 and the pass `cast_optimization` merges the casts that make them so.
+outputs are float16 and the pass `cast_optimization` merges the casts that make them so. A list that an op makes and a
+script returns is an output for each of its tensors.
 """
 
 from __future__ import annotations
@@ -48,12 +49,15 @@ def convert(host: Callable[..., Any], converter: Any) -> Any:
 
 
 @PATCH.replace_function("coremltools.converters.mil.mil.block", "Block.set_outputs")
-def set_outputs(host: Callable[..., Any], block: Any, outputs: Sequence[Var]) -> Any:
+def set_outputs(host: Callable[..., Any], block: Any, outputs: list[Any]) -> Any:
     """Set the outputs of a block; each output of a function becomes a Var of its own.
 
     An input that is returned under another name keeps its name; the output is a copy.
     """
     if isinstance(block, Function):
+        if any(isinstance(each, list | tuple) for each in outputs):
+            # In place: the converter reads the dtypes of its list afterwards.
+            outputs[:] = [var for each in outputs for var in (each if isinstance(each, list | tuple) else [each])]
         names = _requested_names.get()
         renamed = _restore_input_names(block) if names else []
         if renamed or len(set(outputs)) < len(outputs):

@@ -603,6 +603,26 @@ def test_repeated_outputs_every_output_has_its_name(frontend: str) -> None:
     assert len(set(names)) == 4
 
 
+def return_lists(x: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
+    return x.split([1, 2], 1), x + 1
+
+
+def return_a_list(x: torch.Tensor) -> list[torch.Tensor]:
+    return x.unbind(0)
+
+
+@pytest.mark.parametrize("precision", [ct.precision.FLOAT32, ct.precision.FLOAT16])
+@pytest.mark.parametrize("target", [ct.target.iOS15, ct.target.iOS17])
+@pytest.mark.parametrize("function, count", [(return_a_list, 2), (return_lists, 3)])
+def test_a_list_that_a_script_returns_is_an_output_for_each_tensor(function, count, target, precision):
+    x = torch.arange(6.).reshape(2, 3)
+    mlmodel = convert(function, [x], "script", target=target, precision=precision)
+    expected = function(x)
+    expected = [*expected[0], expected[1]] if count == 3 else expected
+    for found, wanted in zip(outputs(mlmodel, [x]), expected, strict=True):
+        np.testing.assert_array_equal(found, wanted.numpy())
+
+
 @pytest.mark.parametrize("dtype", [None, np.float16, np.float32])
 @pytest.mark.parametrize("target", [ct.target.iOS15, ct.target.iOS17])
 def test_repeated_outputs_have_the_requested_names(target, dtype):
