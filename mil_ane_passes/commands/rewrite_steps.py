@@ -357,7 +357,7 @@ def _find_verify_command(report: RewriteReport, options: RewriteOptions, path: P
     noise = {name: lowest for name, lowest in report.verify.noise.items() if name == "float64"}
     if noise and isinstance(report.package, Package) and report.package.is_pipeline:  # of which parts were compared
         noise = measure_pipeline_noise(load(report.source), load(path), {
-            "seeds": options.seeds, "precisions": tuple(noise)})
+            "seeds": options.seeds, "precisions": tuple(noise), "widths": True})
     limit = choose_snr_limit(noise)
     if limit is None:
         return None

@@ -452,8 +452,8 @@ def _compare_sources(
     else:
         report = compare_programs(old.program, new.program, widths=options.widths, describe=old.describe,
                                   digests=options.report is not None or options.replay is not None, **how)
-    if entire and report.noise:
-        report.noise = measure_pipeline_noise(old.package, new.package, how)
+        if entire and report.noise:
+            report.noise = measure_pipeline_noise(old.package, new.package, {**how, "widths": options.widths})
     report.notes += notes
     report.leave_open(unseen, ())
     return report
@@ -471,7 +471,7 @@ def _compare_by_limits(
     if options.report is not None or options.replay is not None:
         raise _refuse_report("limits on the error are those of an entire pipeline")
     try:
-        return compare_pipelines(old.package, new.package, **how)
+        return compare_pipelines(old.package, new.package, widths=options.widths, **how)
     except NotSupported as error:
         report = compare_programs(old.program, new.program, widths=options.widths, describe=old.describe, **how)
         report.leave_open("each part alone is within the limits, but the outputs of the pipelines were not compared: "

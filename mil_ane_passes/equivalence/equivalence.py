@@ -701,13 +701,16 @@ def compare_with_pipeline(
 
 def compare_pipelines(
     before: Any, after: Any, *, seeds: int, precisions: Sequence[str], exactness: Exactness | Strictness,
-    feeds: Mapping[str, Array] | None = None, quirks: Sequence[str] = (), progress: Progress = lambda text: None,
+    feeds: Mapping[str, Array] | None = None, widths: bool = False, quirks: Sequence[str] = (),
+    progress: Progress = lambda text: None,
 ) -> VerifyReport:
-    """Compare the outputs of two entire pipelines (loaded `Package`s) of the same inputs and outputs.
+    """Compare the outputs of two entire pipelines (loaded `Package`s) of the same parts.
 
-    Limits on the error need this: an error that a part makes within them grows in the parts after it. Raises
-    NotSupported for a pipeline that cannot run entirely, such as one with states.
+    Limits on the error need this: an error that a part makes within them grows in the parts after it. Raises InputError
+    for parts with other inputs or outputs (with `widths`, floats of any width are the same), and NotSupported for a
+    pipeline that cannot run entirely, such as one with states.
     """
+    _check_same_interface(before.program, after.program, widths)
     made = _build_pipeline_plans(before, seeds, feeds)
     first = execute_pipeline(before, made, precisions, lambda text: progress(f"first model, {text}"))
     second = execute_pipeline(after, made, precisions, lambda text: progress(f"second model, {text}"), quirks)

@@ -110,14 +110,14 @@ def save_pipeline(path, *parts):
     return path
 
 
-def save_pair(path, change=0.0, factor=40):
+def save_pair(path, change=0.0, factor=40, dtype=types.fp32):
     """Save a pipeline of a linear layer, whose weight differs by `change`, and a sine that enlarges differences."""
-    table = make_weight(8, 8).astype(np.float32)
-    first = build_program(lambda x: mb.linear(x=x, weight=table * np.float32(1.0003 + change), name="middle"),
-                          dtype=types.fp32, x=(2, 8))
-    second = build_program(lambda middle: (mb.sin(x=mb.mul(x=middle, y=np.float32(factor)), name="y"),
+    number = types.nptype_from_builtin(dtype)
+    table = (make_weight(8, 8).astype(np.float32) * (1.0003 + change)).astype(number)
+    first = build_program(lambda x: mb.linear(x=x, weight=table, name="middle"), dtype=dtype, x=(2, 8))
+    second = build_program(lambda middle: (mb.sin(x=mb.mul(x=middle, y=number(factor)), name="y"),
                                            mb.reduce_mean(x=middle, axes=[1], name="z")),
-                           dtype=types.fp32, middle=(2, 8))
+                           dtype=dtype, middle=(2, 8))
     return save_pipeline(path, first, second)
 
 
@@ -139,6 +139,14 @@ def test_limits_are_those_of_the_outputs_of_entire_pipelines(pipelines, feeds):
     within = ane.verify(*pipelines, cosine=-1, feeds=feeds)
     assert within.equal and not within.equal_bits
     assert not any(output.equal_bits for case in within.cases for output in case.outputs)
+
+
+def test_pipelines_of_other_float_widths_are_compared_on_request(pipelines, tmp_path):
+    half = save_pair(tmp_path / "half.mlpackage", dtype=types.fp16)
+    with pytest.raises(InputError, match="different inputs or outputs.* widths=True"):
+        ane.verify(pipelines[0], half, snr=20)
+    report = ane.verify(pipelines[0], half, snr=20, widths=True)
+    assert report.equal and not report.equal_bits
 
 
 def test_a_part_of_a_pipeline_is_compared_alone(pipelines):

@@ -46,7 +46,7 @@ def use_input_types(inputs: Sequence[Any] | None) -> Iterator[None]:
 
 
 def specialize_graph(graph: Any, module: Any, parameters: dict[str, Any]) -> None:
-    """Rewrite `graph` (inlined, a copy) of a TorchScript module in place; a trace without scripted parts is unchanged.
+    """Rewrite `graph` (inlined, a copy) of a TorchScript module in place; a trace without scripted parts loses unused ops only.
 
     `parameters`, the module's tensors by the names of their reads in the graph, is kept up to date.
     """
