@@ -48,7 +48,8 @@ def use_input_types(inputs: Sequence[Any] | None) -> Iterator[None]:
 def specialize_graph(graph: Any, module: Any, parameters: dict[str, Any]) -> None:
     """Rewrite `graph` (inlined, a copy) of a TorchScript module in place.
 
-    A trace without scripted parts loses only ops that no result needs. `parameters`, the module's tensors by the names of their reads in the graph, is kept up to date.
+    A trace without scripted parts loses only ops that no result needs. `parameters`, the module's tensors by the names
+    of their reads in the graph, is kept up to date.
     """
     import torch
 
