@@ -161,6 +161,10 @@ def test_a_model_of_float16_that_is_not_rejected_stays_one(caplog: pytest.LogCap
 
 
 def test_an_op_that_is_not_implemented_is_named_for_float16_as_well() -> None:
-    program = captured(torch.nn.Bilinear(8, 8, 2).half().eval(), [SAMPLE.half(), SAMPLE.half()], "trace")
-    with pytest.raises(NotConverted, match="op 'bilinear'"):
-        ane.convert(program, inputs=input_types([SAMPLE, SAMPLE]), skip_model_load=True)
+    class Integral(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.trapezoid(super().forward(x))
+
+    program = captured(Integral(8, 8).half().eval(), [SAMPLE.half()], "trace")
+    with pytest.raises(NotConverted, match="op 'trapezoid'"):
+        ane.convert(program, inputs=input_types([SAMPLE]), skip_model_load=True)
