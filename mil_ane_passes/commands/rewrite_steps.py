@@ -20,7 +20,7 @@ from coremltools.converters.mil.mil import Program
 
 from ..ane.wrong_numbers import find_wrong_numbers
 from ..equivalence.comparison import Strictness
-from ..equivalence.equivalence import WIDTHS_NOTE, VerifyReport, compare_programs
+from ..equivalence.equivalence import WIDTHS_NOTE, VerifyReport, compare_programs, measure_pipeline_noise
 from ..equivalence.execution import Plan
 from ..equivalence.user_inputs import UserInputs
 from ..ir.printer import diff_program_texts, format_program
@@ -37,7 +37,7 @@ from ..utils.option_spelling import format_no_verify_option
 from ..utils.text_format import add_article, format_count
 from .pipeline import make_forecaster, make_guard, make_measures
 from .sources import OpenedSource, copy_source
-from .verify import VerifyOptions, choose_snr_limit, format_limited_command, measure_pipeline_noise
+from .verify import VerifyOptions, choose_snr_limit, format_limited_command
 
 if TYPE_CHECKING:
     from .rewrite import RewriteOptions, RewriteReport
@@ -356,8 +356,8 @@ def _find_verify_command(report: RewriteReport, options: RewriteOptions, path: P
         return None
     noise = {name: lowest for name, lowest in report.verify.noise.items() if name == "float64"}
     if noise and isinstance(report.package, Package) and report.package.is_pipeline:  # of which parts were compared
-        noise = measure_pipeline_noise(load(report.source), load(path), {
-            "seeds": options.seeds, "precisions": tuple(noise), "widths": True})
+        noise = measure_pipeline_noise(load(report.source), load(path), seeds=options.seeds, precisions=tuple(noise),
+                                       widths=True)
     limit = choose_snr_limit(noise)
     if limit is None:
         return None

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from ..equivalence.equivalence import VerifyReport
     from .sources import OpenedSource
 
-__all__ = ["VerifyOptions", "choose_snr_limit", "format_limited_command", "measure_pipeline_noise", "verify"]
+__all__ = ["VerifyOptions", "choose_snr_limit", "format_limited_command", "verify"]
 
 HELP = "check whether two models are equivalent"
 EXAMPLE = "verify in.mlpackage out.mlpackage"
@@ -428,7 +428,7 @@ def _compare_sources(
     options: VerifyOptions, strictness: Strictness, old: OpenedSource, new: OpenedSource
 ) -> VerifyReport:
     from ..equivalence.declarations import check_declarations
-    from ..equivalence.equivalence import compare_programs, compare_with_pipeline
+    from ..equivalence.equivalence import compare_programs, compare_with_pipeline, measure_pipeline_noise
 
     precisions = (options.precision,) if options.precision == "float64" else ("float64", options.precision)
     how = {"precisions": precisions, "exactness": strictness, **_collect_run_settings(options)}
@@ -453,7 +453,8 @@ def _compare_sources(
         report = compare_programs(old.program, new.program, widths=options.widths, describe=old.describe,
                                   digests=options.report is not None or options.replay is not None, **how)
         if entire and report.noise:
-            report.noise = measure_pipeline_noise(old.package, new.package, {**how, "widths": options.widths})
+            report.noise = measure_pipeline_noise(old.package, new.package, precisions=precisions,
+                                                  widths=options.widths, **_collect_run_settings(options))
     report.notes += notes
     report.leave_open(unseen, ())
     return report
@@ -472,6 +473,8 @@ def _compare_by_limits(
         raise _refuse_report("limits on the error are those of an entire pipeline")
     try:
         return compare_pipelines(old.package, new.package, widths=options.widths, **how)
+    except LimitReached:
+        raise
     except NotSupported as error:
         report = compare_programs(old.program, new.program, widths=options.widths, describe=old.describe, **how)
         report.leave_open("each part alone is within the limits, but the outputs of the pipelines were not compared: "
@@ -482,22 +485,6 @@ def _compare_by_limits(
 def _refuse_report(reason: str) -> InputError:
     return InputError(f"{reason}, for which no report can be written; choose the part: "
                       f"{format_option('function')}PART/FUNCTION")
-
-
-def measure_pipeline_noise(before: Any, after: Any, how: Mapping[str, Any]) -> dict[str, float]:
-    """Measure by precision the lowest signal-to-noise ratio of the outputs of two entire pipelines, in dB.
-
-    Empty if they agree within rounding, or cannot run entirely. `before` and `after` are `Package`s; `how` has the
-    other arguments of `compare_pipelines`.
-    """
-    from ..equivalence.comparison import Strictness
-    from ..equivalence.equivalence import compare_pipelines
-    from ..passes.contract import Exactness
-
-    try:
-        return compare_pipelines(before, after, **{**how, "exactness": Strictness(Exactness.ROUNDING)}).noise
-    except NotSupported:
-        return {}
 
 
 def _compare_declarations(

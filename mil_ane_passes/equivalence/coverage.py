@@ -83,8 +83,8 @@ def find_outputs_without_numbers(program: Program, runs: Iterable[Run]) -> Itera
     for function, name in dict.fromkeys(key for _, key, _ in made):
         found = [(run, value) for run, key, value in made if key == (function, name) and value.size]
         if not found:
-            of_run = [program.functions[function]] if function in program.functions else program.functions.values()
-            if not any(_is_empty_by_type(each, name) for each in of_run):
+            functions = [program.functions[function]] if function in program.functions else program.functions.values()
+            if not any(_is_empty_by_type(each, name) for each in functions):
                 yield Unknown(function, name, 0, 0, True)
             continue
         if not any(np.any(_is_judged(run, name, value)) for run, value in found):

@@ -19,7 +19,7 @@ from ..ir.printer import format_dtype
 from ..ir.query import get_pipeline_functions, is_const, iterate_nested_ops, iterate_ops
 from ..passes.contract import Exactness
 from ..runtime.quirks.base import Quirk
-from ..utils.errors import InputError, LimitReached
+from ..utils.errors import InputError, LimitReached, NotSupported
 from ..utils.mapped_files import iterate_rows
 from ..utils.option_spelling import choose_spelling, format_option
 from ..utils.text_format import escape_text, format_count, format_lines, format_short_repr
@@ -52,7 +52,8 @@ from .lookup_feeds import build_table_row_plans
 from .propagate import NOT_JUDGED, RAISED, made_of_nan, made_of_roundings, make_departures, measure_moves
 from .threshold_feeds import build_threshold_plans
 
-__all__ = ["Case", "VerifyReport", "compare_pipelines", "compare_programs", "compare_with_pipeline", "judge_executions"]
+__all__ = ["Case", "VerifyReport", "compare_pipelines", "compare_programs", "compare_with_pipeline", "judge_executions",
+           "measure_pipeline_noise"]
 
 Array = np.ndarray[Any, Any]
 Progress = Callable[[str], None]
@@ -67,7 +68,7 @@ FINITE_CONSTANTS_NOTE = (
     "results that were NaN or infinite are compared with the same program in which constants that fp16 cannot hold are "
     "read as large finite numbers"
 )
-PIPELINE = "pipeline"
+_PIPELINE = "pipeline"
 "What a run of an entire pipeline has as the name of its function."
 
 _MAX_REPR_REASON = 120
@@ -719,17 +720,28 @@ def compare_pipelines(
     return report
 
 
+def measure_pipeline_noise(before: Any, after: Any, **settings: Any) -> dict[str, float]:
+    """Measure by precision the lowest signal-to-noise ratio of the outputs of two entire pipelines, in dB.
+
+    Empty if they agree within rounding, or cannot run entirely. `settings` are those of `compare_pipelines`.
+    """
+    try:
+        return compare_pipelines(before, after, exactness=Exactness.ROUNDING, **settings).noise
+    except NotSupported:
+        return {}
+
+
 def _build_pipeline_plans(package: Any, seeds: int, feeds: Mapping[str, Array] | None) -> list[Plan]:
     """Make the runs of an entire pipeline: each input is drawn as that of the first part that reads it."""
     if feeds is not None:
-        return [Plan(PIPELINE, USER_FEEDS_LABEL, dict(feeds), {})]
+        return [Plan(_PIPELINE, USER_FEEDS_LABEL, dict(feeds), {})]
     drawn: dict[str, list[Plan]] = {}
     for plan in build_plans(package.program, seeds, package.description):
         drawn.setdefault(plan.function, []).append(plan)
     parts = [drawn[name] for name in get_pipeline_functions(package.program)]
     inputs = {feature.name for feature in package.spec.description.input}
     longest = max(parts, key=len)
-    made = [Plan(PIPELINE, plan.label, {}, {}) for plan in longest]
+    made = [Plan(_PIPELINE, plan.label, {}, {}) for plan in longest]
     for number, plan in enumerate(made):
         for part in reversed(parts):
             read = part[number % len(part)].feeds
