@@ -168,6 +168,16 @@ def get_dims(x: Var) -> list[Size]:
             for axis, size in enumerate(x.shape)]
 
 
+def find_largest_magnitude(x: Var, axes: Sequence[int] | None) -> Var:
+    """Return the largest magnitude of x along `axes` (None: all), which are kept, as a divisor of x.
+
+    It is at least the smallest normal number of fp16 and at most the largest one, so that zeros and infinities stay.
+    """
+    as_type = types.nptype_from_builtin(x.dtype)
+    most = mb.reduce_max(x=mb.abs(x=x), axes=axes, keep_dims=True)
+    return mb.minimum(x=mb.maximum(x=most, y=as_type(2.0 ** -14)), y=as_type(65504))
+
+
 def lower_without_batch(context: Any, node: Any, lower: Callable[[Any, Any], None]) -> None:
     """Lower an op of x, its first input, by `lower`, as that of x with a batch of one, which MIL asks for."""
     source, x = node.inputs[0], context[node.inputs[0]]

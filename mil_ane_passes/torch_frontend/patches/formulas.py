@@ -26,6 +26,7 @@ from ..lowering import (
     bind_arguments,
     broadcast_to,
     cast_to,
+    find_largest_magnitude,
     get_dims,
     has_static_shape,
     is_constant,
@@ -218,15 +219,13 @@ def _lower_norm(context: Any, node: Any, x: Var, order: Any, dim: Any, keepdim: 
 
 
 def _compute_norm_of_parts(x: Var, order: float, axes: list[int] | None, keep_dims: bool) -> Var:
-    """Compute a norm as that of x / m, times m: powers of numbers up to 1 neither overflow nor vanish at fp16.
+    """Compute a norm as that of x / m, times m, the largest magnitude.
 
-    m is the largest magnitude, between the smallest normal and the largest number of fp16.
+    Powers of numbers up to 1 neither overflow nor vanish at fp16.
     """
     as_type = types.nptype_from_builtin(x.dtype)
-    sizes = mb.abs(x=x)
-    most = mb.reduce_max(x=sizes, axes=axes, keep_dims=True)
-    most = mb.minimum(x=mb.maximum(x=most, y=as_type(2.0 ** -14)), y=as_type(65504))
-    powers = mb.pow(x=mb.real_div(x=sizes, y=most), y=as_type(order))
+    most = find_largest_magnitude(x, axes)
+    powers = mb.pow(x=mb.abs(x=mb.real_div(x=x, y=most)), y=as_type(order))
     norm = mb.mul(x=mb.pow(x=mb.reduce_sum(x=powers, axes=axes, keep_dims=True), y=as_type(1 / order)), y=most)
     return norm if keep_dims else mb.squeeze(x=norm, axes=axes or list(range(x.rank)))
 

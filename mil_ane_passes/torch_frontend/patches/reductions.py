@@ -1,23 +1,32 @@
 """`var`, `std` with any correction, `prod`, `median`, `kthvalue`, `argmax` over all axes.
 
 coremltools treats every correction as 0 or 1, and that of a whole tensor as 0; `argmax` without a dimension reduces the
-last one. Variance is the mean of the squared distances from the mean, times n / (n - correction).
+last one. Variance is the mean of the squared distances from the mean, times n / (n - correction). A standard deviation
+is m times that of the distances divided by m, the largest of them, whose squares neither overflow nor vanish at fp16.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
 
-from ...ir.query import is_symbolic
 from ...passes.severity import Severity
 from ..contract import Patch
 from ..creation import to_mil_type
-from ..lowering import Size, add_result, bind_arguments, cast_to, get_dims, name_result, normalize_axis, to_python
+from ..lowering import (
+    Size,
+    add_result,
+    bind_arguments,
+    cast_to,
+    find_largest_magnitude,
+    get_dims,
+    name_result,
+    normalize_axis,
+    to_python,
+)
 from ..probes import find_fault
 
 PATCH = Patch(code="TORCH133", severity=Severity.WRONG,
@@ -59,17 +68,14 @@ def lower_var_std(context: Any, node: Any) -> None:
     mean = mb.reduce_mean(x=x, axes=axes, keep_dims=True) if x.rank else x
     distance = mb.sub(x=x, y=mean)
     correction = 1.0 if correction is None else float(correction)
-    count = math.prod(x.shape[axis] for axis in axes)
-    if kind.startswith("std") and x.rank and not is_symbolic(count) and count > correction:
-        # Squares of fp16 numbers overflow from 256 on and lose digits below 0.01; sources recommend reduce_l2_norm as
-        # stable (see the rewrite scaled_rms_norm).
-        length = mb.reduce_l2_norm(x=distance, axes=axes, keep_dims=keepdim)
-        result = mb.mul(x=length, y=types.nptype_from_builtin(x.dtype)((count - correction) ** -0.5))
-    else:
-        variance = mb.square(x=distance)
-        variance = mb.reduce_mean(x=variance, axes=axes, keep_dims=keepdim) if x.rank else variance
-        variance = _apply_correction(variance, x, axes, correction)
-        result = mb.sqrt(x=variance) if kind.startswith("std") else variance
+    scale = find_largest_magnitude(distance, axes) if kind.startswith("std") and x.rank else None
+    variance = mb.square(x=distance if scale is None else mb.real_div(x=distance, y=scale))
+    variance = mb.reduce_mean(x=variance, axes=axes, keep_dims=keepdim or scale is not None) if x.rank else variance
+    variance = _apply_correction(variance, x, axes, correction)
+    result = mb.sqrt(x=variance) if kind.startswith("std") else variance
+    if scale is not None:
+        result = mb.mul(x=result, y=scale)
+        result = result if keepdim else mb.squeeze(x=result, axes=axes)
     if not kind.endswith("_mean"):
         add_result(context, node, name_result(result, node))
         return
@@ -96,7 +102,9 @@ def _apply_correction(variance: Var, x: Var, axes: list[int], correction: float)
     for size in sizes:
         count = mb.mul(x=count, y=np.float32(size) if isinstance(size, int) else cast_to(size, types.fp32))
     left = mb.maximum(x=mb.sub(x=count, y=np.float32(correction)), y=np.float32(0))
-    return mb.mul(x=variance, y=cast_to(mb.real_div(x=count, y=left), x.dtype))
+    # As 1 + correction / (n - correction), which is 1 where n is infinite at fp16, from 65520 on.
+    factor = mb.add(x=mb.real_div(x=np.float32(correction), y=left), y=np.float32(1))
+    return mb.mul(x=variance, y=cast_to(factor, x.dtype))
 
 
 @PATCH.op("prod", "prod.dim_int")

@@ -135,6 +135,20 @@ def test_no_square_and_no_power_leaves_the_range_of_fp16(scale, frontend):
         np.testing.assert_allclose(np.reshape(found, wanted.shape), wanted, rtol=0, atol=0.01 * largest)
 
 
+@pytest.mark.parametrize("scale", [1e-3, 100, 300])
+@pytest.mark.parametrize("shape, flexible", [((70000,), ()), ((70000,), (0,)), ((3, 200, 200), ())])
+def test_spreads_of_many_numbers_are_those_of_torch_at_fp16(scale, shape, flexible):
+    """Neither the root of their number nor the number itself, from 65520 on, leaves the range."""
+    x = (torch.randn(shape, generator=torch.Generator().manual_seed(0)) * scale).half().float()
+    inputs = [ct.TensorType("x", tuple(ct.RangeDim(2, 80000, default=size) if axis in flexible else size
+                                       for axis, size in enumerate(shape)))]
+    mlmodel = convert(lambda x: (x.std(), x.std(-1), (x / scale).var()), [x], precision=ct.precision.FLOAT16,
+                      inputs=inputs)
+    expected = x.std(), x.std(-1), (x / scale).var()
+    for found, wanted in zip(outputs(mlmodel, [x], "float16"), expected, strict=True):
+        np.testing.assert_allclose(np.reshape(found, wanted.shape), wanted, rtol=0.01)
+
+
 def test_norms_of_no_and_infinite_numbers():
     check(lambda x: (x.std(), x.std(1), x.norm(3, 1), x.norm(3)), torch.zeros(2, 3, 4))
     check(lambda x: (x.norm(3, 1), x.norm(3)), torch.tensor([[0., INF], [1., 2.]]))
