@@ -9,7 +9,6 @@ together, as one module with an output each, and alone when that module is refus
 from __future__ import annotations
 
 import copy
-import functools
 import linecache
 import warnings
 from collections.abc import Iterator, Sequence
@@ -65,6 +64,7 @@ class Expression(NamedTuple):
         return "return " in self.text or "_(" in self.text or "refused" in self.known
 
     def is_known(self, way: Way, fault: str) -> bool:
+        """Whether the fault is known of this way."""
         return any(entry in self.known.split() for entry in (fault, *(f"{limit}:{fault}" for limit in way)))
 
     def is_expected_faulty(self, way: Way) -> bool:
@@ -88,9 +88,8 @@ def group_expressions(expressions: Sequence[Expression]) -> Iterator[list[Expres
         yield from (group[start:start + GROUP] for start in range(0, len(group), GROUP))
 
 
-@functools.lru_cache(maxsize=4)
 def build_module(expressions: tuple[Expression, ...]) -> nn.Module:
-    """Return a module with an output an expression, whose source can be read, as TorchScript needs."""
+    """Return a module with an output for each expression, whose source can be read, as TorchScript needs."""
     inputs = ", ".join(expressions[0].inputs)
     lines: list[str] = []
     for place, one in enumerate(expressions):
@@ -222,18 +221,18 @@ def _compare(found: list[Any], expected: list[torch.Tensor], way: Way, part: nn.
         ours = ours.reshape(theirs.shape)
         half = way.precision == "float16" or tensor.dtype == torch.float16
         apart = _measure_distance(ours, theirs, 6e4 if half else 1e38)
-        allowed = _tolerance(theirs, tensor.dtype, half)
+        allowed = _choose_tolerance(theirs, tensor.dtype, half)
         if apart > allowed and way.precision == "float16":
             own = _run_at_half(part, feeds) if own is None else own
             if own and own[place].shape == theirs.shape:
                 allowed = max(allowed, 4 * _measure_distance(own[place], theirs, 6e4))
         if apart > allowed:
-            at = np.unravel_index(int(np.argmax(_distances(ours, theirs, 6e4 if half else 1e38))), theirs.shape)
+            at = np.unravel_index(int(np.argmax(_compute_distances(ours, theirs, 6e4 if half else 1e38))), theirs.shape)
             return f"output {place} differs by {apart:.3g}, {ours[at]:.7g} instead of {theirs[at]:.7g}"
     return ""
 
 
-def _tolerance(theirs: np.ndarray[Any, Any], dtype: torch.dtype, half: bool) -> float:
+def _choose_tolerance(theirs: np.ndarray[Any, Any], dtype: torch.dtype, half: bool) -> float:
     finite = np.abs(theirs[np.isfinite(theirs)])
     scale = float(finite.max()) if finite.size else 0.0
     if dtype.is_floating_point:
@@ -242,10 +241,12 @@ def _tolerance(theirs: np.ndarray[Any, Any], dtype: torch.dtype, half: bool) -> 
 
 
 def _measure_distance(ours: np.ndarray[Any, Any], theirs: np.ndarray[Any, Any], largest: float) -> float:
-    return float(_distances(ours, theirs, largest).max(initial=0))
+    return float(_compute_distances(ours, theirs, largest).max(initial=0))
 
 
-def _distances(ours: np.ndarray[Any, Any], theirs: np.ndarray[Any, Any], largest: float) -> np.ndarray[Any, Any]:
+def _compute_distances(
+    ours: np.ndarray[Any, Any], theirs: np.ndarray[Any, Any], largest: float
+) -> np.ndarray[Any, Any]:
     """Return the distances; infinite where one is NaN alone, or where one of two is beyond `largest`."""
     ours, theirs = (np.where(np.abs(each) >= largest, np.copysign(largest, each), each) for each in (ours, theirs))
     same = (np.isnan(ours) & np.isnan(theirs)) | (ours == theirs)
